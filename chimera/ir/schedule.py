@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from chimera.errors import ScheduleError
 from chimera.ir.action import COMMUNICATIONS, Instruction, flatten, parse_program
 from chimera.ir.table import Table
@@ -68,6 +70,36 @@ class Schedule:
     actions: tuple[tuple[Instruction, ...], ...]
     microbatch_share: float = 1.0
 
+    def __post_init__(self) -> None:
+        if len(self.actions) != self.num_ranks:
+            raise ScheduleError(
+                f"{len(self.actions)} programs for {self.num_ranks} ranks; every rank needs one program"
+            )
+        num_routes = len(self.placement.routes)
+        for microbatch, route in enumerate(self.microbatch_to_route):
+            if not 0 <= route < num_routes:
+                raise ScheduleError(
+                    f"micro-batch {microbatch} follows route {route}; needed: a route in 0…{num_routes - 1}"
+                )
+        if not 0 < self.microbatch_share <= 1:
+            raise ScheduleError(
+                f"microbatch_share is {self.microbatch_share}; needed: the part of a whole one, above 0, at most 1"
+            )
+
+    @classmethod
+    def from_table(
+        cls,
+        name: str,
+        placement: Placement,
+        microbatch_to_route: tuple[int, ...],
+        table: Table,
+        microbatch_share: float = 1.0,
+    ) -> "Schedule":
+        """Build the programs from columns, and keep the columns."""
+        schedule = cls(name, placement, microbatch_to_route, table.to_programs(), microbatch_share)
+        schedule.__dict__["table"] = table  # where cached_property would put it
+        return schedule
+
     @classmethod
     def from_text(
         cls,
@@ -108,7 +140,7 @@ class Schedule:
     @cached_property
     def is_lowered(self) -> bool:
         """Whether the programs hold sends and receives."""
-        return any(a.kind in COMMUNICATIONS for program in self.actions for a in flatten(program))
+        return bool(np.isin(self.table.kind, list(COMMUNICATIONS)).any())
 
     @cached_property
     def table(self) -> Table:

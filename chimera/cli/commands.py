@@ -1,0 +1,96 @@
+"""The table of commands: the words that call one, where its function lives, and one line of help.
+
+The table names functions as text, so that reading it imports nothing. A row stands here only while its command works.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from chimera.errors import UsageError, nearest_names
+
+__all__ = ["COMMANDS", "Command", "find_command", "overview"]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``chimera <name>`` calls ``target``, written ``module:function``; ``summary`` is its line in the overview."""
+
+    name: str
+    target: str
+    summary: str
+
+    def load(self) -> Callable[..., None]:
+        """Import the command's module and return its function, whose parameters are the command's options."""
+        module, _, function = self.target.partition(":")
+        loaded: Callable[..., None] = getattr(importlib.import_module(module), function)
+        return loaded
+
+
+COMMANDS = (
+    Command("schedule list", "chimera.cli.schedule_list:schedule_list", "Name every schedule and what it takes."),
+    Command("schedule show", "chimera.cli.schedule_show:schedule_show", "Draw a schedule in time, one row per rank."),
+    Command("schedule check", "chimera.cli.schedule_check:schedule_check", "Prove a schedule, or point at its faults."),
+    Command("schedule export", "chimera.cli.schedule_export:schedule_export", "Write a schedule as JSON, CSV or text."),
+    Command("schedule compare", "chimera.cli.schedule_compare:schedule_compare", "Set schedules side by side."),
+    Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
+)
+
+
+def find_command(words: Sequence[str], commands: Sequence[Command] = COMMANDS) -> tuple[Command, list[str]]:
+    """Return the command that ``words`` begin with, and the words that follow it.
+
+    >>> command, rest = find_command(["schedule", "show", "1f1b", "--ranks", "4"])
+    >>> command.name, rest
+    ('schedule show', ['1f1b', '--ranks', '4'])
+
+    Raises:
+        UsageError: no command begins so; the message names the nearest.
+    """
+    for command in commands:
+        parts = command.name.split()
+        if list(words[: len(parts)]) == parts:
+            return command, list(words[len(parts) :])
+    group = _group_of(words, commands)
+    if group is None:
+        first = {command.name.split()[0] for command in commands}
+        raise UsageError(
+            f"{words[0]!r} is not a command{nearest_names(words[0], sorted(first))}; 'chimera --help' lists them"
+        )
+    prefix = f"{group} "
+    known = [command.name.removeprefix(prefix) for command in commands if command.name.startswith(prefix)]
+    if len(words) == 1 or words[1].startswith("-"):
+        raise UsageError(f"'chimera {group}' needs one of: {', '.join(known)}; 'chimera {group} --help' describes them")
+    raise UsageError(
+        f"'chimera {group}' has no {words[1]!r}{nearest_names(words[1], known)}; it has: {', '.join(known)}"
+    )
+
+
+def overview(words: Sequence[str] = (), commands: Sequence[Command] = COMMANDS) -> str | None:
+    """Return the help text of ``chimera`` or of the group that ``words`` name; None if they name a command or nothing.
+
+    >>> print(overview(["schedule"], [c for c in COMMANDS if c.name == "schedule show"]))
+    usage: chimera schedule COMMAND [OPTIONS]
+    <BLANKLINE>
+      schedule show  Draw a schedule in time, one row per rank.
+    <BLANKLINE>
+    'chimera COMMAND --help' gives a command's options and an example.
+    """
+    group = _group_of(words, commands)
+    if words and (group is None or len(words) > 1):
+        return None
+    shown = [c for c in commands if not words or c.name.startswith(f"{group} ")]
+    width = max(len(c.name) for c in shown)
+    lines = [f"usage: chimera {f'{group} ' if words else ''}COMMAND [OPTIONS]", ""]
+    if not words:
+        lines += ["Plan, prove, run and see pipeline-parallel schedules.", ""]
+    lines += [f"  {c.name:{width}}  {c.summary}" for c in shown]
+    lines += ["", "'chimera COMMAND --help' gives a command's options and an example."]
+    if not words:
+        lines += ["'chimera --version' prints the version; '--debug' shows the traceback of an error."]
+    return "\n".join(lines)
+
+
+def _group_of(words: Sequence[str], commands: Sequence[Command]) -> str | None:
+    """Return the first word where it begins commands of two words."""
+    return words[0] if words and any(c.name.startswith(f"{words[0]} ") for c in commands) else None

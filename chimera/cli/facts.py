@@ -1,0 +1,95 @@
+"""Sizes and counts of a schedule, in the words that several commands print. It judges and times nothing."""
+
+from typing import Final
+
+import numpy as np
+
+from chimera.ir.action import Kind
+from chimera.ir.checks_messages import Routing
+from chimera.ir.costs import MODEL_UNIT, SECOND
+from chimera.ir.rows import Rows
+from chimera.ir.schedule import Schedule
+
+__all__ = [
+    "UNITS",
+    "counted",
+    "is_synchronous",
+    "messages_per_rank",
+    "num_channels",
+    "number",
+    "sizes_text",
+    "weight_copies",
+]
+
+
+UNITS: Final = {MODEL_UNIT: "units of 1/p of the model for one micro-batch", SECOND: "seconds"}
+"""The units of a timeline's times, in words."""
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a number with its noun in the right number.
+
+    >>> counted(1, "rank"), counted(2048, "micro-batch")
+    ('1 rank', '2,048 micro-batches')
+    """
+    plural = noun if count == 1 else f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
+    return f"{count:,} {plural}"
+
+
+def number(value: float) -> str:
+    """Write a time or an amount with up to four significant digits, more only for the digits before the point.
+
+    >>> number(36.0), number(27.5), number(2 / 3), number(123456.7), number(0.00012)
+    ('36', '27.5', '0.6667', '123,457', '0.00012')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def sizes_text(schedule: Schedule) -> str:
+    """Say how large a schedule is.
+
+    >>> sizes_text(Schedule.from_text(["0F0 0B0", "1F0 1B0"], routes=[[0, 1]]))
+    '2 ranks, 1 micro-batch, 2 stages, 1 route'
+    """
+    sizes = (
+        (schedule.num_ranks, "rank"),
+        (schedule.num_microbatches, "micro-batch"),
+        (schedule.num_stages, "stage"),
+        (len(schedule.placement.routes), "route"),
+    )
+    return ", ".join(counted(count, noun) for count, noun in sizes)
+
+
+def weight_copies(schedule: Schedule) -> float:
+    """Return the most weights a rank holds, in units of 1/p of the model.
+
+    >>> weight_copies(Schedule.from_text(["0F0 0B0", "1F0 1B0"], routes=[[0, 1], [1, 0]]))
+    2.0
+    """
+    held = max(len(schedule.placement.stages_on(rank)) for rank in range(schedule.num_ranks))
+    return held * schedule.num_ranks / schedule.num_stages
+
+
+def messages_per_rank(schedule: Schedule) -> tuple[int, ...]:
+    """Return the messages each rank sends in a step, whether or not the schedule is lowered.
+
+    >>> messages_per_rank(Schedule.from_text(["0F0 0B0", "1F0 1B0"], routes=[[0, 1]]))
+    (1, 1)
+    """
+    rows = Rows.of(schedule)
+    sent = np.bincount(rows.rank[Routing.of(rows).producer], minlength=schedule.num_ranks)
+    return tuple(sent.tolist())
+
+
+def num_channels(schedule: Schedule) -> int:
+    """Return the directed (source, destination, route) edges that messages take, each of which keeps its order.
+
+    >>> num_channels(Schedule.from_text(["0F0 0B0", "1F0 1B0"], routes=[[0, 1]]))
+    2
+    """
+    return len(np.unique(Routing.of(Rows.of(schedule)).channel))
+
+
+def is_synchronous(schedule: Schedule) -> bool:
+    """Return whether the optimizer steps once, after all micro-batches: no stage steps within the schedule."""
+    return not bool((schedule.table.kind == Kind.STEP).any())

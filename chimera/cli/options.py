@@ -1,0 +1,158 @@
+"""Options that several commands share: which schedule is meant, and what its actions cost.
+
+A schedule is named by NAME with its sizes, or by a FILE that carries them. Options that were not given are None, so
+that one given beside a file, or to a schedule that does not take it, is refused rather than dropped.
+"""
+
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
+
+from chimera.errors import UsageError, nearest_names
+from chimera.ir.action import Kind
+from chimera.ir.costs import Costs, StageCosts
+from chimera.ir.costs_file import read_costs
+from chimera.ir.schedule import Schedule
+from chimera.ir.schedule_file import read_schedule
+from chimera.passes.lower import lower
+from chimera.passes.reductions import ReductionMode
+from chimera.schedules import SCHEDULES, build_schedule
+
+__all__ = [
+    "CostChoice",
+    "CostOptions",
+    "FileOption",
+    "Flag",
+    "Quantity",
+    "ReduceOption",
+    "ScheduleName",
+    "SizeOptions",
+    "Sizes",
+    "load_schedule",
+    "with_reductions",
+]
+
+_Unit = Literal["concatenate", "double", "halve"]
+
+ScheduleName = Annotated[str, Positional, arg(metavar="NAME|FILE", help_behavior_hint="")]
+Flag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
+FileOption = Annotated[Path | None, arg(constructor=Path, metavar="FILE", help_behavior_hint="")]
+ReduceOption = Annotated[
+    ReductionMode | None, arg(constructor=ReductionMode, metavar="{end,eager,eager-opt}", help_behavior_hint="")
+]
+Quantity = Annotated[float | None, arg(constructor=float, metavar="X", help_behavior_hint="")]
+_Count = Annotated[int | None, arg(constructor=int, metavar="N", help_behavior_hint="")]
+_UnitOption = Annotated[
+    _Unit | None, arg(constructor=_Unit, metavar="{concatenate,double,halve}", help_behavior_hint="")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of a schedule given by NAME; a FILE has its own."""
+
+    ranks: _Count = None
+    """pipeline ranks p"""
+    microbatches: _Count = None
+    """micro-batches m of one step"""
+    chunks: _Count = None
+    """model chunks v per rank (interleaved)"""
+    pairs: _Count = None
+    """pairs f of opposite pipelines (chimera)"""
+    unit: _UnitOption = None
+    """how a step of more than p micro-batches is made (chimera)"""
+
+
+@dataclass(frozen=True, slots=True)
+class CostChoice:
+    """Times in units of 1/p of the model for one micro-batch, or a FILE with seconds and bytes."""
+
+    forward: Quantity = None
+    """time of a forward (default: 1)"""
+    backward: Quantity = None
+    """time of a whole backward (default: 2)"""
+    p2p: Quantity = None
+    """time of a message between ranks (default: 0)"""
+    reduce_time: Quantity = None
+    """time to reduce the gradients of 1/p of the model (default: 0)"""
+    costs: FileOption = None
+    """a costs file: times per stage and kind"""
+
+    def resolve(self) -> Costs | StageCosts:
+        """Return the costs that were given, or the default ones."""
+        given = {
+            name: value
+            for name, value in (
+                ("forward", self.forward),
+                ("backward", self.backward),
+                ("p2p", self.p2p),
+                ("reduce", self.reduce_time),
+            )
+            if value is not None
+        }
+        if self.costs is None:
+            return Costs(**given)
+        if given:
+            option = next(iter(given)).replace("reduce", "reduce-time")
+            raise UsageError(
+                f"--{option} and --costs {self.costs} were both given; the file holds all costs: leave out one of them"
+            )
+        return read_costs(self.costs)
+
+
+SizeOptions = OmitArgPrefixes[Sizes]
+CostOptions = OmitArgPrefixes[CostChoice]
+
+
+def load_schedule(name: str, sizes: Sizes) -> Schedule:
+    """Build the schedule called ``name``, or read it from the file of that name.
+
+    What a file's form could not carry is said on stderr.
+
+    Raises:
+        UsageError: neither a schedule nor a file is called so; a size is missing, or given beside a file.
+        FormatError: the file is not a schedule.
+    """
+    given = {field.name: value for field in fields(sizes) if (value := getattr(sizes, field.name)) is not None}
+    if name in SCHEDULES:
+        missing = [f"--{size}" for size in ("ranks", "microbatches") if size not in given]
+        if missing:
+            raise UsageError(f"{name} needs {' and '.join(missing)}, as in: {name} --ranks 8 --microbatches 8")
+        return build_schedule(name, **given)
+    path = Path(name)
+    if not path.is_file():
+        raise UsageError(
+            f"{name!r} is neither a schedule{nearest_names(name, SCHEDULES)} nor a file; "
+            f"the schedules are: {', '.join(SCHEDULES)}"
+        )
+    if given:
+        raise UsageError(
+            f"{name} is a file, which has its own sizes; --{next(iter(given))} cannot change them: leave it out"
+        )
+    schedule, notes = read_schedule(path)
+    for note in notes:
+        print(f"{path}: {note}", file=sys.stderr)
+    return schedule
+
+
+def with_reductions(schedule: Schedule, costs: Costs | StageCosts, reduce: ReductionMode | None) -> Schedule:
+    """Lower a schedule whose gradient reductions take time or were asked for; leave any other as it is.
+
+    Without a reduction in the program its time would be dropped in silence.
+
+    Raises:
+        UsageError: a place for reductions was given, but the schedule has its own.
+    """
+    reduces_already = bool(np.isin(schedule.table.kind, [Kind.REDUCE_GRAD, Kind.STEP]).any())
+    if reduces_already and reduce is not None:
+        raise UsageError(
+            f"{schedule.name!r} places its reductions itself; --reduce {reduce} cannot move them: leave it out"
+        )
+    takes_time = bool(costs.resolve(schedule).duration[Kind.REDUCE_GRAD].any())
+    if reduces_already or not (takes_time or reduce):
+        return schedule
+    return lower(schedule, reduce=reduce or "end")

@@ -1,0 +1,75 @@
+"""``chimera schedule check``: asks ``ir.checks`` and says in words what was proved. It checks nothing itself."""
+
+import numpy as np
+
+from chimera.cli.facts import counted, num_channels, number, sizes_text
+from chimera.cli.options import Flag, Quantity, ScheduleName, SizeOptions, load_schedule
+from chimera.cli.terminal import console
+from chimera.ir.action import SENDS, Kind
+from chimera.ir.checks import check
+from chimera.ir.memory import peak_activations
+from chimera.ir.rows import code_mask
+from chimera.ir.schedule import Schedule
+from chimera.passes.lower import lower
+
+__all__ = ["schedule_check"]
+
+
+def schedule_check(
+    name: ScheduleName,
+    sizes: SizeOptions,
+    *,
+    memory_limit: Quantity = None,
+    lowered: Flag = False,
+) -> None:
+    """Prove a schedule, or name every broken rule with its rank, position and action.
+
+    Example:
+        chimera schedule check chimera --ranks 8 --microbatches 16 --lowered
+
+    Args:
+        name: a schedule's name, or a file
+        sizes: of a schedule given by NAME; a FILE has its own
+        memory_limit: most activations per rank, in units of 1/p of the model for one micro-batch
+        lowered: add sends, receives and gradient reductions, and prove the program with them
+    """
+    schedule = load_schedule(name, sizes)
+    check(schedule, memory_limit=memory_limit)
+    if lowered and not schedule.is_lowered:
+        schedule = lower(schedule)
+        check(schedule, memory_limit=memory_limit)
+    out = console()
+    out.print(f"{schedule.name}, {sizes_text(schedule)}: proved", style="bold")
+    for label, text in _proved(schedule, memory_limit).items():
+        out.print(f"  {label:11} {text}")
+
+
+def _proved(schedule: Schedule, memory_limit: float | None) -> dict[str, str]:
+    """Say what holds of a schedule that was checked, with the counts that it was checked on."""
+    table = schedule.table
+    count = dict(zip(Kind, np.bincount(table.kind, minlength=len(Kind)).tolist(), strict=True))
+    backwards = f"{counted(count[Kind.B], 'backward')}" if count[Kind.B] or not count[Kind.I] else ""
+    split = f"{counted(count[Kind.I], 'split backward')}" if count[Kind.I] else ""
+    work = ", ".join(filter(None, [counted(count[Kind.F], "forward"), backwards, split]))
+    peak = max(peak_activations(schedule))
+    limit = "no limit given" if memory_limit is None else f"limit {number(memory_limit)}"
+    said = {
+        "complete": f"{work}, each once, on the rank that its route names",
+        "in order": "each forward before its backward on every rank",
+        "not stuck": f"all {counted(schedule.num_ranks, 'program')} run to their end",
+        "memory": f"at most {number(peak)} units of activations on a rank ({limit})",
+    }
+    if schedule.is_lowered:
+        sends = code_mask(table, *SENDS)
+        said["messages"] = (
+            f"{counted(int(sends.sum()), 'send')}, each with its receive, in the same order at both ends of "
+            f"{counted(num_channels(schedule), 'channel')}"
+        )
+    else:
+        said["messages"] = "the schedule has none yet; --lowered adds them and proves their order"
+    if count[Kind.REDUCE_GRAD]:
+        said["reductions"] = (
+            f"{counted(count[Kind.REDUCE_GRAD], 'reduction')}: every replica's gradients, in the same order on the "
+            "ranks that share them"
+        )
+    return said

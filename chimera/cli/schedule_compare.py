@@ -1,0 +1,136 @@
+"""``chimera schedule compare``: the same sizes and costs for several schedules, one row each.
+
+The numbers are the simulator's and the schedule's own; this module only sets them side by side.
+"""
+
+import json as json_form
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from chimera.cli.facts import UNITS, is_synchronous, messages_per_rank, number, weight_copies
+from chimera.cli.options import CostOptions, FileOption, Flag, SizeOptions, Sizes, load_schedule
+from chimera.cli.terminal import console, print_table, print_wrapped
+from chimera.errors import UsageError
+from chimera.ir.checks import check
+from chimera.ir.schedule import Schedule
+from chimera.ir.timeline import Timeline
+from chimera.schedules import SCHEDULES
+from chimera.simulate import simulate
+
+__all__ = ["schedule_compare"]
+
+_HEADINGS = (
+    "schedule",
+    "makespan",
+    "span",
+    "bubble,\ntotal",
+    "bubble,\nideal",
+    "peak\nactiv.",
+    "weight\ncopies",
+    "messages\nper rank",
+    "sync",
+)
+_LEGEND = (
+    "Bubble: idle time as a share of the total and of the ideal time. Peak activations: of the ranks that hold least "
+    "and most, in units of 1/p of the model for one micro-batch. Messages: sent by the busiest rank. Sync: one "
+    "optimizer step after all micro-batches."
+)
+
+
+def schedule_compare(
+    names: Annotated[tuple[str, ...], Positional, arg(metavar="NAME|FILE...", help_behavior_hint="")],
+    sizes: SizeOptions,
+    costs: CostOptions,
+    *,
+    json: Flag = False,
+    out: FileOption = None,
+) -> None:
+    """Set schedules side by side: time, idle share, memory and messages.
+
+    --chunks, --pairs and --unit go to the schedules that take them.
+
+    Example:
+        chimera schedule compare gpipe 1f1b interleaved chimera --ranks 8 --microbatches 8 --chunks 2
+
+    Args:
+        names: schedules' names, or files
+        sizes: of a schedule given by NAME; a FILE has its own
+        costs: in units of 1/p of the model for one micro-batch, or a FILE in seconds and bytes
+        json: print a JSON list instead
+        out: also draw all timelines, one under the other, into FILE (.pdf, .png or .svg)
+    """
+    if not names:
+        raise UsageError(
+            "compare needs at least one schedule; try: compare gpipe 1f1b chimera --ranks 8 --microbatches 8"
+        )
+    schedules = [load_schedule(name, own) for name, own in zip(names, _sizes_for(names, sizes), strict=True)]
+    model = costs.resolve()
+    for schedule in schedules:
+        check(schedule)
+    timelines = [simulate(schedule, model) for schedule in schedules]
+    if json:
+        facts = [_as_dict(*each) for each in zip(names, schedules, timelines, strict=True)]
+        print(json_form.dumps(facts, indent=1, ensure_ascii=False))
+    else:
+        rows = [_cells(*each) for each in zip(names, schedules, timelines, strict=True)]
+        terminal = console()
+        print_table(terminal, _HEADINGS, rows)
+        terminal.print()
+        print_wrapped(terminal, f"Times in {UNITS[timelines[0].unit]}. {_LEGEND}")
+
+
+def _sizes_for(names: Sequence[str], sizes: Sizes) -> list[Sizes]:
+    """Return, for each name, the sizes that it takes; a file takes none.
+
+    Raises:
+        UsageError: a size is given that no name takes.
+    """
+    taken: dict[str, set[str]] = {}
+    for name in names:
+        family = SCHEDULES.get(name)
+        taken[name] = {"ranks", "microbatches", *family.options} if family else set()
+    for field in fields(sizes):
+        if getattr(sizes, field.name) is not None and not any(field.name in takes for takes in taken.values()):
+            raise UsageError(f"none of {', '.join(names)} takes --{field.name}; leave it out")
+    return [
+        replace(sizes, **{field.name: None for field in fields(sizes) if field.name not in taken[name]})
+        for name in names
+    ]
+
+
+def _cells(name: str, schedule: Schedule, timeline: Timeline) -> list[str]:
+    peaks = timeline.peak_activations
+    return [
+        name,
+        number(timeline.makespan),
+        number(timeline.span),
+        f"{timeline.bubble_fraction:.1%}",
+        f"{timeline.bubble_over_ideal:.1%}",
+        f"{number(min(peaks))}…{number(max(peaks))}",
+        number(weight_copies(schedule)),
+        number(max(messages_per_rank(schedule))),
+        "yes" if is_synchronous(schedule) else "no",
+    ]
+
+
+def _as_dict(name: str, schedule: Schedule, timeline: Timeline) -> dict[str, object]:
+    peaks = timeline.peak_activations
+    return {
+        "schedule": name,
+        "ranks": schedule.num_ranks,
+        "microbatches": schedule.num_microbatches,
+        "stages": schedule.num_stages,
+        "unit": timeline.unit,
+        "makespan": timeline.makespan,
+        "span": timeline.span,
+        "bubble_of_total": timeline.bubble_fraction,
+        "bubble_of_ideal": timeline.bubble_over_ideal,
+        "least_peak_activations": min(peaks),
+        "most_peak_activations": max(peaks),
+        "weight_copies": weight_copies(schedule),
+        "messages_per_rank": max(messages_per_rank(schedule)),
+        "synchronous": is_synchronous(schedule),
+    }

@@ -1,0 +1,49 @@
+"""How commands print: colour and the terminal's width on a terminal, plain text of a fixed width elsewhere.
+
+It knows no command. Nothing printed here is ever cut off: text is wrapped, tables are as wide as what is in them.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+
+__all__ = ["console", "print_table", "print_wrapped"]
+
+_WIDEST: Final = 120
+"""Text wider than this is hard to read; figures may be wider."""
+_PIPED: Final = 100
+
+
+def console() -> Console:
+    """Return a console on the present stdout that prints text as it is given, coloured only on a terminal."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def _width_of(out: Console) -> int:
+    """Return the columns that text on ``out`` should take."""
+    return min(out.width, _WIDEST) if out.is_terminal else _PIPED
+
+
+def print_wrapped(out: Console, text: str, indent: str = "", first: str | None = None) -> None:
+    """Print a paragraph; its first line begins with ``first``, the others with ``indent``."""
+    width = _width_of(out)
+    begin = indent if first is None else first
+    for line in textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=indent, break_on_hyphens=False):
+        out.print(line)
+
+
+def print_table(out: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under their headings, the first column to the left, the others to the right.
+
+    A heading may have several lines, which stand at the bottom of the head.
+    """
+    split = [heading.split("\n") for heading in headings]
+    height = max(map(len, split))
+    head = list(zip(*([""] * (height - len(lines)) + lines for lines in split), strict=True))
+    widths = [max(map(len, column)) for column in zip(*head, *rows, strict=True)]
+    for style, lines in (("bold", head), ("none", rows)):
+        for line in lines:
+            cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+            out.print("  ".join([line[0].ljust(widths[0]), *cells]).rstrip(), style=style)

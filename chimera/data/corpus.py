@@ -1,0 +1,158 @@
+"""Segmented text: one sentence per line, a blank line after each document.
+
+Knows how such a file is read, decompressed, checked and divided into training and held-out documents, and where the
+bundled English corpus lies. Refuses to know about tokens: a sentence is a string here. The format is the one that
+Google's BERT, NVIDIA's BERT and Chimera's ``wikipedia.segmented.nltk.txt`` share. Real files are not always tidy, so
+leading, repeated and missing blank lines, lines of spaces, CRLF and byte-order marks are all read as what they mean;
+a file that cannot be meant is an error that says what to do.
+"""
+
+import bz2
+import gzip
+import lzma
+from importlib import resources
+from importlib.resources.abc import Traversable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chimera.data.keyed import Purpose, below, keyed_stream
+from chimera.errors import DataError
+
+__all__ = ["bundled_corpus_path", "parse_segmented_text", "read_segmented_text", "split_documents"]
+
+FORMAT_ADVICE = (
+    "segmented text has one sentence per line and one blank line after each document; "
+    'set data.corpus to such a file, or to "bundled" for the English corpus that comes with chimera'
+)
+
+# What compressed files start with; the file's name decides nothing.
+GZIP_MAGIC, XZ_MAGIC, BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh"
+
+
+def bundled_corpus_path() -> Traversable:
+    """Return the bundled English corpus, compressed segmented text; origin and licence are in the README beside it."""
+    return resources.files("chimera.data") / "corpora" / "english.segmented.txt.bz2"
+
+
+def read_segmented_text(path: str | Path | Traversable) -> list[list[str]]:
+    """Read a corpus, plain or compressed by gzip, xz or bzip2.
+
+    Returns:
+        The documents in the file's order, each the list of its sentences. Documents of one sentence are kept.
+
+    Raises:
+        DataError: the file is missing, a folder, unreadable, empty, damaged or not UTF-8 text, or none of its
+            documents has two sentences.
+    """
+    source = Path(path) if isinstance(path, str) else path
+    return parse_segmented_text(decompress(read_bytes(source), name=str(source)), name=str(source))
+
+
+def parse_segmented_text(data: bytes, *, name: str) -> list[list[str]]:
+    """Cut UTF-8 bytes into documents of sentences; ``name`` stands for the file in messages.
+
+    Raises:
+        DataError: as ``read_segmented_text``.
+    """
+    # A byte-order mark inside the text is left over from files joined end to end; it is no character of a sentence.
+    text = decode(data, name=name).replace("\ufeff", "")
+    documents: list[list[str]] = [[]]
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        sentence = line.strip()
+        if sentence:
+            documents[-1].append(sentence)
+        elif documents[-1]:
+            documents.append([])
+    if not documents[-1]:
+        documents.pop()
+    require_sentence_pairs(documents, name=name)
+    return documents
+
+
+def split_documents(
+    num_documents: int, *, heldout_fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Divide document indices into training and held-out ones.
+
+    The documents are cut, in the file's order, into as many equal runs as there are documents to hold out, and one
+    random document of each run is held out. So every part of a corpus of several sources has its share.
+
+    Returns:
+        Indices of the training documents and of the held-out documents, both ascending.
+
+    Raises:
+        DataError: one side would be empty.
+    """
+    num_heldout = round(heldout_fraction * num_documents)
+    if not 0 < num_heldout < num_documents:
+        raise DataError(
+            f"{num_documents} document(s) and data.heldout_fraction {heldout_fraction} give "
+            f"{num_documents - num_heldout} training and {num_heldout} held-out documents; each side needs at least "
+            "one: set data.heldout_fraction so that it does, or use a corpus of more documents"
+        )
+    run_starts = np.arange(num_heldout + 1, dtype=np.int64) * num_documents // num_heldout
+    stream = keyed_stream(seed, 0, Purpose.SPLIT)
+    chosen = [first + below(stream, int(end - first)) for first, end in pairwise(run_starts)]
+    heldout = np.zeros(num_documents, dtype=bool)
+    heldout[chosen] = True
+    return np.flatnonzero(~heldout), np.flatnonzero(heldout)
+
+
+def read_bytes(path: Path | Traversable) -> bytes:
+    """The file's bytes, or an error that says what stands in its place."""
+    if path.is_dir():
+        raise DataError(f"corpus {path} is a folder, a file is needed; set data.corpus to one file in it")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"corpus {path} does not exist; {FORMAT_ADVICE}") from None
+    except OSError as error:
+        raise DataError(f"corpus {path} cannot be read: {error.strerror}; check its permissions") from error
+
+
+def decompress(data: bytes, *, name: str) -> bytes:
+    """The text's bytes: decompressed if they start as gzip, xz or bzip2 files do, else as they are."""
+    try:
+        if data.startswith(GZIP_MAGIC):
+            return gzip.decompress(data)
+        if data.startswith(XZ_MAGIC):
+            return lzma.decompress(data)
+        if data.startswith(BZIP2_MAGIC):
+            return bz2.decompress(data)
+    except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
+        raise DataError(f"corpus {name} is compressed but damaged or cut short ({error}); copy it again") from error
+    return data
+
+
+def decode(data: bytes, *, name: str) -> str:
+    """UTF-8 text without NUL characters."""
+    advice = "a corpus is UTF-8 text; convert other encodings, for instance with `iconv -f UTF-16 -t UTF-8`"
+    nul = data.find(b"\0")
+    if nul >= 0:
+        raise DataError(f"corpus {name} is binary or UTF-16: NUL at {place(data, nul)}; {advice}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        at = error.start
+        raise DataError(f"corpus {name} is not UTF-8: byte 0x{data[at]:02x} at {place(data, at)}; {advice}") from None
+
+
+def place(data: bytes, offset: int) -> str:
+    """Where a byte stands, counted from one."""
+    before = data[:offset].split(b"\n")
+    return f"line {len(before)}, byte {len(before[-1]) + 1}"
+
+
+def require_sentence_pairs(documents: list[list[str]], *, name: str) -> None:
+    """Refuse a corpus in which no sentence has a next one."""
+    if not documents:
+        raise DataError(f"corpus {name} is empty: it holds no sentence; {FORMAT_ADVICE}")
+    if all(len(document) < 2 for document in documents):
+        raise DataError(
+            f"corpus {name} has {len(documents)} document(s) but none of two sentences, so no sentence has a next one; "
+            "a blank line after every sentence makes every document a single sentence: put the sentences of a document "
+            "on successive lines and a blank line only after its last"
+        )

@@ -1,0 +1,39 @@
+"""Loss terms as sums with their counts, so that any cut into micro-batches gives the same total.
+
+The total is Σ sum / count with the counts taken over the whole step. A count depends on the labels alone, so it is
+known before the first forward. Knows labels and logits; knows no models and no number of micro-batches.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["IGNORED_LABEL", "Term", "count_labels", "cross_entropy_term"]
+
+IGNORED_LABEL = -100
+"""Label of a position that takes no part in the loss."""
+
+Term = tuple[Tensor, Tensor]
+"""A sum of losses (0-dim, with a graph) and the number of labels in it (0-dim)."""
+
+
+def cross_entropy_term(logits: Tensor, labels: Tensor) -> Term:
+    """Sum the cross-entropies of all labels that are not ``IGNORED_LABEL``.
+
+    Args:
+        logits: ``[…, classes]``.
+        labels: ``[…]``, class indices or ``IGNORED_LABEL``.
+
+    Returns:
+        The sum in nats, in fp32 or wider, and the count. Without any label the sum is 0 and still has a graph.
+    """
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    total = functional.cross_entropy(
+        wide.reshape(-1, wide.shape[-1]), labels.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum"
+    )
+    return total, (labels != IGNORED_LABEL).sum()
+
+
+def count_labels(labels: Tensor) -> int:
+    """Return the number of labels that are not ``IGNORED_LABEL``."""
+    return int((labels != IGNORED_LABEL).sum())

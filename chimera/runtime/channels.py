@@ -1,0 +1,115 @@
+"""Point-to-point messages between stages: posted receives and pending sends, with one owner.
+
+A channel is a directed (source, destination, route) edge that carries activations and gradients in program order. The
+owner takes a buffer when a receive is posted, hands it to the computation that needs it, keeps what is being sent until
+the peer has it, and asserts at the end of a step that nothing is left. What the tensors mean is none of its business.
+"""
+
+from collections import deque
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from chimera.runtime.communicator import Pending
+from chimera.runtime.groups import Channel, Groups
+
+__all__ = ["Channels", "Spec", "TensorSpec"]
+
+
+class TensorSpec(NamedTuple):
+    """Shape and type of one tensor of a message."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+Spec = tuple[TensorSpec, ...]
+Tensors = tuple[torch.Tensor, ...]
+
+
+class _InFlight(NamedTuple):
+    """Tensors being sent or received, and the works that end when they are."""
+
+    works: list[Pending]
+    tensors: list[torch.Tensor]
+
+
+class Channels:
+    """Owner of all messages of one rank.
+
+    On CUDA each channel has its own stream: NCCL starts a transfer after the work queued on the stream that is current
+    when it is issued, and a receive posted ahead must not wait for computations that need it.
+
+    Args:
+        groups: communicators by channel.
+        depth: sends a channel may have pending before the next one waits for the oldest; the peer posts its receives
+            ahead, so the oldest is normally gone by then.
+    """
+
+    def __init__(self, groups: Groups, *, depth: int = 4) -> None:
+        self._groups = groups
+        self._depth = depth
+        self._staged = groups.staged_on_cpu
+        self._on_cuda = groups.device.type == "cuda" and not groups.staged_on_cpu
+        me = groups.pipeline_rank
+        self._ends = {
+            channel: (communicator, groups.world_rank(channel[1] if channel[0] == me else channel[0]))
+            for channel, communicator in groups.channels.items()
+        }
+        self._streams = {c: torch.cuda.Stream(device=groups.device) for c in groups.channels} if self._on_cuda else {}
+        self._pending: dict[Channel, deque[_InFlight]] = {channel: deque() for channel in groups.channels}
+        self._posted: dict[object, _InFlight] = {}
+
+    def post(self, key: object, channel: Channel, spec: Spec) -> None:
+        """Post the receive of message ``key`` and return at once."""
+        communicator, peer = self._ends[channel]
+        device = "cpu" if self._staged else self._groups.device
+        with self._on_stream(channel):
+            buffers = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in spec]
+            works = [communicator.receive(buffer, peer, channel[2]) for buffer in buffers]
+        self._posted[key] = _InFlight(works, buffers)
+
+    def take(self, key: object) -> Tensors:
+        """Wait for the message posted as ``key`` and hand its tensors over."""
+        works, buffers = self._posted.pop(key)
+        for work in works:
+            # On NCCL the current stream waits, not the host.
+            work.wait()
+        if self._staged:
+            return tuple(buffer.to(self._groups.device) for buffer in buffers)
+        if self._on_cuda:
+            for buffer in buffers:
+                buffer.record_stream(torch.cuda.current_stream(self._groups.device))
+        return tuple(buffers)
+
+    def send(self, channel: Channel, tensors: Tensors) -> None:
+        """Start sending ``tensors`` and keep them until they are gone."""
+        pending = self._pending[channel]
+        if len(pending) >= self._depth:
+            self._finish(channel, pending.popleft())
+        communicator, peer = self._ends[channel]
+        leaving = [(tensor.cpu() if self._staged else tensor).contiguous() for tensor in tensors]
+        if self._on_cuda:
+            self._streams[channel].wait_stream(torch.cuda.current_stream(self._groups.device))
+        with self._on_stream(channel):
+            works = [communicator.send(tensor, peer, channel[2]) for tensor in leaving]
+        pending.append(_InFlight(works, leaving))
+
+    def drain(self) -> None:
+        """Wait until every pending send is gone, and assert that every posted receive was taken."""
+        for channel, pending in self._pending.items():
+            while pending:
+                self._finish(channel, pending.popleft())
+        assert not self._posted, f"receives posted and never taken: {list(self._posted)}"
+
+    def _finish(self, channel: Channel, sent: _InFlight) -> None:
+        with self._on_stream(channel):
+            for work in sent.works:
+                work.wait()
+        if self._on_cuda:
+            for tensor in sent.tensors:
+                tensor.record_stream(self._streams[channel])
+
+    def _on_stream(self, channel: Channel) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._streams[channel]) if self._on_cuda else nullcontext()

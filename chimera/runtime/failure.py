@@ -1,0 +1,32 @@
+"""The last words of a job: the program's grid with a marker where each rank is, printed by one rank."""
+
+from chimera.errors import StalledError
+from chimera.ir.grid import grid_text
+from chimera.ir.schedule import Schedule
+from chimera.runtime.groups import Groups
+from chimera.runtime.watch import Watch
+
+__all__ = ["stalled"]
+
+
+def stalled(cause: str, groups: Groups, watch: Watch | None, schedule: Schedule) -> StalledError:
+    """Return the error of a rank whose peer died or stalled; on the first to notice, with what every rank was doing."""
+    summary = f"rank {groups.rank} gave up: {cause}"
+    try:
+        if watch is None or not watch.claim_report():
+            return StalledError(summary)
+        positions = watch.positions()
+    except RuntimeError:
+        return StalledError(f"{summary}\nthe job's store is gone too, so what the other ranks were doing is unknown")
+    marks: dict[int, int] = {}
+    lines = []
+    for rank, found in enumerate(positions):
+        pipeline_rank, data_rank = divmod(rank, groups.data_size)
+        text = "never said anything" if found is None else found.activity
+        if found is not None and found.position is not None:
+            action = schedule.actions[pipeline_rank][found.position]
+            text += f", at action {found.position}: {action}"
+            if data_rank == groups.data_rank:
+                marks[pipeline_rank] = found.position
+        lines.append(f"  rank {rank}: {text}")
+    return StalledError("\n".join([summary, grid_text(schedule, marks.items()), "what every rank was doing:", *lines]))

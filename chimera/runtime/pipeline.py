@@ -1,0 +1,305 @@
+"""``Pipeline``: a model as a list of layers, run by any proved schedule on the ranks of a group.
+
+It cuts the layers over the stages, proves and lowers the schedule, makes replicas equal, and then trains or evaluates a
+batch per call. It reduces gradients; the optimizer's step is the caller's.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+from chimera.errors import ScheduleError, StalledError, UsageError
+from chimera.ir.action import COMMUNICATIONS, Action, Kind, flatten
+from chimera.ir.checks import check
+from chimera.ir.schedule import Placement, Schedule
+from chimera.ir.timeline import Timeline
+from chimera.passes.derived import forward_only
+from chimera.passes.lower import lower
+from chimera.plan.partition import partition
+from chimera.runtime.accounting import LossAccount
+from chimera.runtime.actions import Actions, Run
+from chimera.runtime.channels import Channels
+from chimera.runtime.executor import Executor
+from chimera.runtime.failure import stalled
+from chimera.runtime.groups import Channel, Groups
+from chimera.runtime.loss import LossFunction, num_samples
+from chimera.runtime.microbatches import cut, to_device
+from chimera.runtime.recorder import Recorder
+from chimera.runtime.reduction import Reduction
+from chimera.runtime.shapes import Shapes
+from chimera.runtime.stage import Stage
+from chimera.runtime.watch import Watch
+from chimera.runtime.weights import Weights, tied_groups
+from chimera.tensor.randomness import Keys, preserved_generators
+
+__all__ = ["Pipeline"]
+
+_RUNS = frozenset({Kind.F, Kind.B, Kind.REDUCE_GRAD}) | COMMUNICATIONS
+
+
+class Pipeline:
+    """Trains ``layers`` by ``schedule``.
+
+    Args:
+        layers: the whole model, on every rank; called in order, each on the previous one's tensors and the micro-batch
+            fields named in its ``fields`` attribute. On the meta device, a rank allocates only its own.
+        schedule: any schedule; it is proved and, if it holds computations only, lowered.
+        loss_fn: ``loss_fn(output, target)`` returns a mean, or terms as {name: (sum, count)}.
+        group: p · d ranks, pipeline outermost; None for a process on its own. All ranks of one pipeline pass the same
+            inputs and targets, each data-parallel replica its own share.
+        layer_to_stage: the stage of each layer; by default counts that differ by at most one.
+        recompute: keep only each stage's inputs between forward and backward.
+        reduce: where gradient reductions start: "end", "eager" or "eager-opt".
+        seed: of initial weights (layers on the meta device) and dropout.
+        device: where this rank's layers live; the CPU by default.
+        backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own.
+        dtype: type of weights and computation; where it is narrower than the layers' own, ``optimizer_parameters``
+            holds the weights as they were, and ``publish_weights`` copies an update back.
+        timeout_s: how long a rank waits for another before it gives up.
+
+    Attributes:
+        schedule: the lowered schedule that runs.
+        step_number: steps done; part of every random key.
+
+    Raises:
+        ScheduleError: the schedule is not complete, ordered and free of deadlock.
+        UsageError: a world size, layer count or option that does not fit; the nearest legal values are named.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        schedule: Schedule,
+        loss_fn: LossFunction,
+        group: "torch.distributed.ProcessGroup | None" = None,
+        *,
+        layer_to_stage: Sequence[int] | None = None,
+        recompute: bool = False,
+        reduce: str = "eager-opt",
+        seed: int = 0,
+        device: torch.device | None = None,
+        backend: str | None = None,
+        dtype: torch.dtype | None = None,
+        timeout_s: float = 600.0,
+    ) -> None:
+        self.schedule = _lowered(schedule, reduce)
+        placement = self.schedule.placement
+        cut_into = tuple(layer_to_stage or partition([1.0] * len(layers), placement.num_stages))
+        _check_cut(cut_into, len(layers), placement.num_stages)
+        tied = tied_groups(layers, cut_into)
+        self.groups = groups = Groups.create(
+            group,
+            placement,
+            tied_stages=[shared.stages for shared in tied],
+            channels=_channels(placement),
+            device=device,
+            backend=backend,
+            timeout_s=timeout_s,
+        )
+        self.step_number = 0
+        self.layer_to_stage = cut_into
+        self._seed = seed
+        self._weights = Weights(layers, cut_into, tied, groups, seed=seed, dtype=dtype)
+        stages = {
+            stage: Stage(self._weights.layers_of(stage), cut_into.index(stage), recompute=recompute)
+            for stage in groups.stages
+        }
+        self._reduction = Reduction(self._weights, [shared.stages for shared in tied], placement, groups)
+        self._recorder = Recorder(groups)
+        self._executor = Executor()
+        self._shapes = Shapes(stages, placement.routes, groups, with_output=not hasattr(loss_fn, "counts"))
+        self._account = LossAccount(self.schedule, groups, loss_fn)
+        self._actions = Actions(
+            schedule=self.schedule,
+            groups=groups,
+            channels=Channels(groups),
+            stages=stages,
+            reduction=self._reduction,
+            recorder=self._recorder,
+            executor=self._executor,
+            loss_fn=loss_fn,
+        )
+        self._program = tuple(flatten(self.schedule.actions[groups.pipeline_rank]))
+        self._program_of_earlier_runs = tuple(a for a in self._program if a.kind is not Kind.REDUCE_GRAD)
+        self._evaluations: dict[int, tuple[Schedule, tuple[Action, ...]]] = {}
+        self._running = self.schedule
+        self.watch = (
+            Watch(groups.store, groups.rank, groups.size, lambda: self._executor.position)
+            if groups.store is not None
+            else None
+        )
+
+    # Training and evaluation
+
+    def step(
+        self,
+        inputs: Any,
+        targets: Any,
+        *,
+        last: bool = True,
+        counts: Mapping[str, float] | None = None,
+        microbatch_indices: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Run forward and backward of one batch and, with ``last``, reduce the gradients.
+
+        Args:
+            inputs: cut along dim 0 into the schedule's micro-batches; or a list with one entry each.
+            targets: likewise.
+            last: False accumulates: the gradients of this run are kept for the next one's.
+            counts: each loss term's count over all runs of this step on this replica (over samples, for a mean).
+                Without it, gradients of earlier runs are weighed anew when later ones come, which needs terms whose
+                counts grow in proportion.
+            microbatch_indices: the numbers of these micro-batches in the global batch, which key their dropout; by
+                default (run · d + data_rank) · m + index.
+
+        Returns:
+            The loss of the step so far, Σ sum / count over all micro-batches, runs and replicas; equal on every rank.
+            ``terms`` holds it by name.
+
+        Raises:
+            StalledError: another rank died, or kept this one waiting for longer than the time-out.
+        """
+        groups, m = self.groups, self.schedule.num_microbatches
+        batches, goals = self._cut(inputs, targets, m)
+        if microbatch_indices is None:
+            first = (self._account.runs * groups.data_size + groups.data_rank) * m
+            microbatch_indices = range(first, first + m)
+        keys = [Keys(self._seed, self.step_number, index, groups.device) for index in microbatch_indices]
+        with self._watched(f"step {self.step_number}", self.schedule):
+            specs = self._shapes.agree(batches, self.schedule.microbatch_to_route)
+            totals, factor = self._account.count(goals, specs, counts)
+            self._reduction.begin(accumulate=self._account.runs > 0, factor=factor)
+            run = Run(batches, goals, specs, keys, self.schedule.microbatch_to_route, totals)
+            self._actions.begin(run)
+            self._executor.run(self._program if last else self._program_of_earlier_runs, self._actions.training)
+            self._actions.finish()
+            loss = self._account.total(run.sums, last=last)
+        self.step_number += last
+        return loss
+
+    def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
+        """Return the loss of a batch, forward only and in evaluation mode; ``terms`` holds it by name.
+
+        A list runs one micro-batch per entry, any number of them; a tensor is cut into the schedule's number, or into
+        single samples where it holds fewer.
+        """
+        given = len(inputs) if isinstance(inputs, Sequence) else None
+        m = given or min(self.schedule.num_microbatches, num_samples(inputs))
+        batches, goals = self._cut(inputs, targets, m)
+        schedule, program = self._evaluation(m)
+        with self._watched("evaluation", schedule), self._evaluation_mode(), torch.no_grad():
+            specs = self._shapes.agree(batches, schedule.microbatch_to_route)
+            run = Run(batches, goals, specs, None, schedule.microbatch_to_route, {})
+            self._actions.begin(run)
+            self._executor.run(program, self._actions.evaluation)
+            self._actions.finish()
+            return self._account.evaluation_total(run.sums)
+
+    @property
+    def terms(self) -> Mapping[str, float]:
+        """The latest loss by term: sum / count."""
+        return self._account.terms
+
+    def timeline(self) -> Timeline:
+        """Return the measured timeline of the latest step or evaluation, of this replica's ranks. A collective."""
+        return self._recorder.timeline(self._running.actions, self._running.name)
+
+    # Parameters and gradients
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield this rank's parameters, each once, named as ``nn.Sequential(*layers)`` names them."""
+        return self._weights.named_parameters()
+
+    def optimizer_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return what an optimizer updates: the parameters, or their full-precision originals, gradients attached."""
+        self._reduction.attach()
+        return self._weights.optimizer_parameters()
+
+    def publish_weights(self) -> None:
+        """Copy updated full-precision weights into the ones that compute; nothing to do where they are the same."""
+        self._weights.publish()
+
+    def gradient_norm(self) -> float:
+        """Return the 2-norm of the whole model's gradient; tied and replicated parameters count once. A collective."""
+        with self._watched("gradient norm", self._running):
+            return self._reduction.gradient_norm()
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply every gradient on this rank by ``factor``."""
+        self._reduction.scale(factor)
+
+    def close(self) -> None:
+        """Stop the thread that publishes this rank's position."""
+        if self.watch is not None:
+            self.watch.close()
+
+    # Parts
+
+    def _cut(self, inputs: Any, targets: Any, m: int) -> tuple[list[Any], list[Any]]:
+        device = self.groups.device
+        batches, goals = cut(inputs, m, "inputs"), cut(targets, m, "targets")
+        return [to_device(batch, device) for batch in batches], [to_device(goal, device) for goal in goals]
+
+    def _evaluation(self, m: int) -> tuple[Schedule, tuple[Action, ...]]:
+        if m not in self._evaluations:
+            schedule = lower(forward_only(self.schedule, m), reduce=None)
+            self._evaluations[m] = schedule, tuple(flatten(schedule.actions[self.groups.pipeline_rank]))
+        return self._evaluations[m]
+
+    @contextmanager
+    def _evaluation_mode(self) -> Iterator[None]:
+        modes = [(module, module.training) for layer in self._weights.layers.values() for module in layer.modules()]
+        for module, _ in modes:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    @contextmanager
+    def _watched(self, activity: str, schedule: Schedule) -> Iterator[None]:
+        """Say what this rank does meanwhile, leave the caller's random streams alone, and report a lost peer."""
+        self._running = schedule
+        if self.watch is not None:
+            self.watch.activity = activity
+        try:
+            with preserved_generators(self.groups.device):
+                yield
+        except StalledError as error:
+            raise stalled(str(error), self.groups, self.watch, schedule) from error
+        if self.watch is not None:
+            self.watch.activity = "between steps"
+
+
+def _lowered(schedule: Schedule, reduce: str) -> Schedule:
+    for rank, program in enumerate(schedule.actions):
+        for position, action in enumerate(flatten(program)):
+            if action.kind not in _RUNS:
+                raise ScheduleError(
+                    f"rank {rank}, position {position}: {action} is of kind {action.kind.name}, which this runtime "
+                    f"does not run; it runs {', '.join(sorted(kind.name for kind in _RUNS))}"
+                )
+    if schedule.is_lowered:
+        check(schedule)
+        return schedule
+    return lower(schedule, reduce=reduce)
+
+
+def _check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -> None:
+    ascending = list(layer_to_stage) == sorted(layer_to_stage)
+    if len(layer_to_stage) != num_layers or not ascending or set(layer_to_stage) != set(range(num_stages)):
+        raise UsageError(
+            f"layer_to_stage is {list(layer_to_stage)}; needed: for {num_layers} layers, stages 0…{num_stages - 1} in "
+            "ascending order, none left out"
+        )
+
+
+def _channels(placement: Placement) -> set[Channel]:
+    """Return every edge between ranks that a route crosses, both ways."""
+    edges = {(a, b, number) for number, route in enumerate(placement.routes) for a, b in pairwise(route) if a != b}
+    return edges | {(b, a, number) for a, b, number in edges}

@@ -1,0 +1,132 @@
+"""What a rank did and when: one span per action, on the host's clock or by CUDA events.
+
+Spans of all ranks are gathered into the same ``Timeline`` a simulation gives. Clocks are aligned to rank 0's: ranks of
+one boot of one machine share the monotonic clock, others measure their offset by the shortest of several round trips.
+"""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from chimera.ir.action import Instruction
+from chimera.ir.timeline import Lane, Timeline
+from chimera.runtime.groups import Groups
+from chimera.runtime.shapes import share_json
+
+__all__ = ["Mark", "Recorder"]
+
+Mark = float | torch.cuda.Event
+"""A moment: seconds on the host's clock, or an event on a CUDA stream."""
+
+_ROUND_TRIPS = 16
+_TAG = 2
+
+
+class _Span(NamedTuple):
+    position: int
+    lane: Lane
+    start: Mark
+    end: Mark
+
+
+class Recorder:
+    """Records the spans of one rank for the latest step."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._on_cuda = groups.device.type == "cuda"
+        self._spans: list[_Span] = []
+        self._base: tuple[float, torch.cuda.Event] | None = None
+        self._offset_s: float | None = None
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        self._spans = []
+        if self._on_cuda:
+            torch.cuda.synchronize(self._groups.device)
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._base = (time.perf_counter(), event)
+
+    def mark(self) -> Mark:
+        """Return this moment, on the stream where there is one."""
+        if not self._on_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def add(self, position: int, lane: Lane, start: Mark, end: Mark) -> None:
+        """Record one span of the action at ``position`` of this rank's program."""
+        self._spans.append(_Span(position, lane, start, end))
+
+    def timeline(self, programs: tuple[tuple[Instruction, ...], ...], name: str) -> Timeline:
+        """Gather the latest step of all ranks of this pipeline, in seconds from its first start; a collective."""
+        offset = self._offset()
+        mine = torch.tensor(
+            [
+                (s.position, int(s.lane), self._seconds(s.start) + offset, self._seconds(s.end) + offset)
+                for s in self._spans
+            ],
+            dtype=torch.float64,
+        ).reshape(-1, 4)
+        lengths = self._groups.gather(torch.tensor([len(mine)]))
+        padded = torch.zeros(int(max(lengths)), 4, dtype=torch.float64)
+        padded[: len(mine)] = mine
+        rows = self._groups.gather(padded)
+        ranks = [rank * self._groups.data_size + self._groups.data_rank for rank in range(self._groups.pipeline_size)]
+        start = min((float(rows[r][: lengths[r], 2].min()) for r in ranks if lengths[r]), default=0.0)
+        spans = [
+            (rank, Lane(int(lane)), programs[rank][int(position)], begin - start, end - start)
+            for rank, world_rank in enumerate(ranks)
+            for position, lane, begin, end in np.asarray(rows[world_rank][: lengths[world_rank]])
+        ]
+        return Timeline.from_spans(spans, num_ranks=len(ranks), unit="s", name=name)
+
+    def _seconds(self, mark: Mark) -> float:
+        if isinstance(mark, float):
+            return mark
+        assert self._base is not None, "begin() records the base event"
+        mark.synchronize()
+        return self._base[0] + self._base[1].elapsed_time(mark) / 1e3
+
+    def _offset(self) -> float:
+        """Return what to add to this host's clock to get rank 0's."""
+        if self._offset_s is None:
+            boot = Path("/proc/sys/kernel/random/boot_id")
+            here = boot.read_text().strip() if boot.exists() else str(self._groups.rank)
+            shared = here == share_json(self._groups, here, root=0)
+            different = self._groups.gather(torch.tensor([0 if shared else 1]))
+            self._offset_s = 0.0
+            for rank in (r for r, flag in enumerate(different) if int(flag)):
+                if self._groups.rank == rank:
+                    self._offset_s = self._measure(rank)
+                elif self._groups.rank == 0:
+                    self._answer(rank)
+        return self._offset_s
+
+    def _measure(self, rank: int) -> float:
+        """Ask rank 0 for its clock; the shortest round trip bounds the error best."""
+        control = self._groups.control
+        assert control is not None, f"rank {rank} has a peer"
+        trips = []
+        for _ in range(_ROUND_TRIPS):
+            answer = torch.zeros(1, dtype=torch.float64)
+            asked = time.perf_counter()
+            control.send(answer, 0, _TAG).wait()
+            control.receive(answer, 0, _TAG).wait()
+            got = time.perf_counter()
+            trips.append((got - asked, float(answer) - (asked + got) / 2))
+        return min(trips)[1]
+
+    def _answer(self, rank: int) -> None:
+        control = self._groups.control
+        assert control is not None, "rank 0 has a peer"
+        for _ in range(_ROUND_TRIPS):
+            clock = torch.zeros(1, dtype=torch.float64)
+            control.receive(clock, rank, _TAG).wait()
+            clock[0] = time.perf_counter()
+            control.send(clock, rank, _TAG).wait()

@@ -1,0 +1,127 @@
+"""One stage of the model on one rank: forward and backward of one micro-batch, with or without recompute.
+
+A stage runs its layers under their random keys, keeps what the backward needs, and gives the gradients of its inputs.
+It knows neither peers nor schedules; parameters accumulate into whatever their ``grad`` points at.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from chimera.errors import UsageError
+from chimera.runtime.channels import Spec, Tensors, TensorSpec
+from chimera.tensor.randomness import Keys
+
+__all__ = ["Stage", "as_tensors", "spec_of"]
+
+
+def as_tensors(value: Any, where: str) -> Tensors:
+    """Return a module's output as a tuple of tensors."""
+    tensors = value if isinstance(value, tuple) else (value,)
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"{where} returned {type(tensor).__name__}; needed: a tensor or a tuple of tensors")
+    return tensors
+
+
+def spec_of(tensors: Sequence[torch.Tensor]) -> Spec:
+    """Return the shapes and types of ``tensors``."""
+    return tuple(TensorSpec(tuple(t.shape), t.dtype) for t in tensors)
+
+
+class Stage:
+    """Layers ``first_layer``… of the model.
+
+    Args:
+        layers: this stage's layers, in order.
+        first_layer: the global number of the first one.
+        recompute: keep only the stage's inputs in the forward, and run it again in the backward.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], first_layer: int, *, recompute: bool = False) -> None:
+        self.layers = tuple(layers)
+        self.first_layer = first_layer
+        self.recompute = recompute
+        # The names of the micro-batch fields a layer asks for; None where it takes the batch itself.
+        self._fields = tuple(getattr(layer, "fields", ()) for layer in layers)
+        self._saved: dict[int, tuple[Tensors, Tensors, Any, Keys | None]] = {}
+
+    def forward(self, microbatch: int, inputs: Tensors, batch: Any, keys: Keys | None) -> Tensors:
+        """Run the layers on ``inputs`` and keep what ``backward`` needs."""
+        if self.recompute:
+            with torch.no_grad():
+                outputs = self.run(inputs, batch, keys)
+            self._saved[microbatch] = (inputs, (), batch, keys)
+            return outputs
+        for tensor in inputs:
+            if tensor.is_floating_point():
+                tensor.requires_grad_()
+        outputs = self.run(inputs, batch, keys)
+        self._saved[microbatch] = (inputs, outputs, None, None)
+        return outputs
+
+    def outputs_for_backward(self, microbatch: int) -> Tensors:
+        """Return the outputs whose graph ``backward`` will use, running the forward again under recompute."""
+        inputs, outputs, batch, keys = self._saved[microbatch]
+        if self.recompute:
+            for tensor in inputs:
+                if tensor.is_floating_point():
+                    tensor.requires_grad_()
+            outputs = self.run(inputs, batch, keys)
+            self._saved[microbatch] = (inputs, outputs, None, None)
+        return outputs
+
+    def backward(self, microbatch: int, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor]) -> Tensors:
+        """Send ``seeds`` back from ``roots``; parameters accumulate, the floating inputs' gradients are returned."""
+        inputs = self._saved.pop(microbatch)[0]
+        live = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if root.requires_grad]
+        if live:
+            torch.autograd.backward([root for root, _ in live], [seed for _, seed in live])
+        return tuple(
+            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for tensor in inputs
+            if tensor.is_floating_point()
+        )
+
+    def forget(self, microbatch: int) -> None:
+        """Drop what ``forward`` kept, for a step without backward."""
+        self._saved.pop(microbatch)
+
+    def assert_empty(self) -> None:
+        """Assert that every forward had its backward."""
+        assert not self._saved, f"forwards without a backward: micro-batches {sorted(self._saved)}"
+
+    def run(self, tensors: Tensors, batch: Any, keys: Keys | None) -> Tensors:
+        """Run the layers, each under its own random key; ``keys`` None leaves the generators alone."""
+        for offset, (layer, fields) in enumerate(zip(self.layers, self._fields, strict=True)):
+            number = self.first_layer + offset
+            if keys is not None:
+                keys.layer(number)
+            if number == 0:
+                tensors = self._model_inputs(batch)
+            tensors = as_tensors(layer(*tensors, **self._named(batch, fields, number)), f"layer {number}")
+        return tensors
+
+    def _model_inputs(self, batch: Any) -> Tensors:
+        """Return what the first layer takes by position: the batch, or nothing where it asks for fields."""
+        if not isinstance(batch, Mapping):
+            return (batch,)
+        if not self._fields[0]:
+            raise UsageError(
+                f"inputs are the fields {', '.join(batch)}, but layer 0 names none in its attribute `fields`; "
+                "name those it takes there, or pass inputs as one tensor"
+            )
+        return ()
+
+    def _named(self, batch: Any, fields: Sequence[str], layer: int) -> dict[str, torch.Tensor]:
+        if not fields:
+            return {}
+        if not isinstance(batch, Mapping) or not set(fields) <= set(batch):
+            got = f"fields {', '.join(batch)}" if isinstance(batch, Mapping) else f"one {type(batch).__name__}"
+            raise UsageError(
+                f"layer {layer} takes the fields {', '.join(fields)} of the micro-batch, but the inputs are {got}; "
+                "pass inputs as a mapping with those names"
+            )
+        return {name: batch[name] for name in fields}

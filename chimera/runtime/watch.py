@@ -1,0 +1,87 @@
+"""What every rank is doing, for the moment when one of them dies or stalls.
+
+Each rank publishes its position in the program once a second, from a thread, to the job's store. When a wait fails, the
+first rank to notice collects the positions and prints the grid with a marker at the action each rank is at.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+__all__ = ["Position", "Watch"]
+
+_INTERVAL_S = 1.0
+_SETTLE_S = 1.5
+"""How long the reporting rank waits for the others' last positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank is: what it is busy with, its place in the program if it runs one, and when it said so."""
+
+    activity: str
+    position: int | None
+    time_s: float
+
+
+class Watch:
+    """Publishes this rank's position and reads everyone's.
+
+    Args:
+        store: the job's store.
+        rank, size: this rank and how many there are.
+        position: asked for the place in the program, or None between programs.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, position: Callable[[], int | None]) -> None:
+        self.activity = "starting"
+        self._store = PrefixStore("watch", store)
+        self._rank = rank
+        self._size = size
+        self._position = position
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="chimera-watch", daemon=True)
+        self._thread.start()
+
+    def publish(self) -> None:
+        """Tell the store where this rank is."""
+        here = Position(self.activity, self._position(), time.time())
+        self._store.set(f"position/{self._rank}", json.dumps(asdict(here)))
+
+    def close(self) -> None:
+        """Stop publishing."""
+        self._stop.set()
+        self._thread.join(timeout=2 * _INTERVAL_S)
+
+    def positions(self) -> Sequence[Position | None]:
+        """Return the last published position of every rank, None for a rank that never published."""
+        found: list[Position | None] = []
+        for rank in range(self._size):
+            key = f"position/{rank}"
+            found.append(Position(**json.loads(self._store.get(key))) if self._store.check([key]) else None)
+        return found
+
+    def claim_report(self) -> bool:
+        """Publish this rank's position, and return true on the one rank that is to print the report.
+
+        Raises:
+            RuntimeError: the store itself is gone.
+        """
+        self.publish()
+        if self._store.add("report", 1) != 1:
+            return False
+        time.sleep(_SETTLE_S)
+        return True
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.publish()
+            except RuntimeError:
+                # The store went away with the job; the main thread's own wait tells the user why.
+                return
+            self._stop.wait(_INTERVAL_S)

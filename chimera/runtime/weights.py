@@ -1,0 +1,139 @@
+"""The weights of one rank: its layers materialised, replicas made equal, tied parameters known by name.
+
+Where computation is in a narrower type than the layers' own, the weights as they were stay here for the optimizer to
+update. Gradients are the reduction's business.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from chimera.runtime.groups import Groups
+from chimera.runtime.materialize import broadcast_from_first, materialize
+
+__all__ = ["TiedGroup", "Weights", "tied_groups"]
+
+
+class TiedGroup:
+    """A parameter that layers of several stages share.
+
+    Attributes:
+        name: its first name in ``nn.Sequential(*layers)``.
+        stages: the stages that hold it.
+    """
+
+    def __init__(self, name: str, parameter: nn.Parameter) -> None:
+        self.name = name
+        self.parameter = parameter
+        self.stages: tuple[int, ...] = ()
+
+
+def tied_groups(layers: Sequence[nn.Module], layer_to_stage: Sequence[int]) -> list[TiedGroup]:
+    """Return the parameters that layers of several stages share, in the order of their first names."""
+    found: dict[int, TiedGroup] = {}
+    for number, (layer, stage) in enumerate(zip(layers, layer_to_stage, strict=True)):
+        for name, parameter in layer.named_parameters(prefix=str(number)):
+            group = found.setdefault(id(parameter), TiedGroup(name, parameter))
+            group.stages = tuple(dict.fromkeys((*group.stages, stage)))
+    return [group for group in found.values() if len(group.stages) > 1]
+
+
+class Weights:
+    """This rank's layers and parameters.
+
+    Args:
+        layers: the whole model; layers of other ranks stay as they are.
+        layer_to_stage: the stage of each layer.
+        tied: the tied groups of the whole model.
+        groups: this rank's place; tells which stages are held here.
+        seed: of the initial weights of layers on the meta device.
+        dtype: type to compute in; None keeps the layers' own.
+
+    Attributes:
+        layers: this rank's layers by global number.
+        tied: this rank's tied parameters by the number of their group.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        layer_to_stage: Sequence[int],
+        tied: Sequence[TiedGroup],
+        groups: Groups,
+        *,
+        seed: int,
+        dtype: torch.dtype | None,
+    ) -> None:
+        self.layers = {n: layers[n] for n, stage in enumerate(layer_to_stage) if stage in groups.stages}
+        self._stage_of = layer_to_stage
+        number_of = {id(group.parameter): number for number, group in enumerate(tied)}
+        places = [
+            (number_of[id(parameter)], module, name)
+            for layer in self.layers.values()
+            for module in layer.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            if id(parameter) in number_of
+        ]
+        materialize(self.layers, seed, groups.device)
+        # Materialising replaced the meta parameters; the shared ones are found again where they stood.
+        self.tied: dict[int, nn.Parameter] = {number: getattr(module, name) for number, module, name in places}
+        self._tied_names = {id(parameter): tied[number].name for number, parameter in self.tied.items()}
+        self._make_replicas_equal(groups)
+        self._main: dict[int, nn.Parameter] = {}
+        if dtype is not None:
+            self._narrow(dtype)
+
+    def _make_replicas_equal(self, groups: Groups) -> None:
+        for stage, communicator in groups.stages.items():
+            buffers = [buffer for layer in self.layers_of(stage) for buffer in layer.buffers()]
+            broadcast_from_first([*self.untied(stage), *buffers], communicator, groups)
+        for number, communicator in groups.tied.items():
+            broadcast_from_first([self.tied[number]], communicator, groups)
+
+    def _narrow(self, dtype: torch.dtype) -> None:
+        for layer in self.layers.values():
+            for parameter in layer.parameters():
+                if parameter.is_floating_point() and torch.promote_types(parameter.dtype, dtype) != dtype:
+                    self._main[id(parameter)] = nn.Parameter(parameter.detach().clone())
+                    parameter.data = parameter.data.to(dtype)
+            for buffer in layer.buffers():
+                if buffer.is_floating_point():
+                    buffer.data = buffer.data.to(dtype)
+
+    def layers_of(self, stage: int) -> list[nn.Module]:
+        """Return the layers of one stage, in order."""
+        return [layer for number, layer in self.layers.items() if self._stage_of[number] == stage]
+
+    def untied(self, stage: int) -> list[nn.Parameter]:
+        """Return the parameters of one stage that no other stage shares, each once."""
+        return list(
+            {
+                id(p): p for layer in self.layers_of(stage) for p in layer.parameters() if id(p) not in self._tied_names
+            }.values()
+        )
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield this rank's parameters, each once, named as ``nn.Sequential(*layers)`` names them."""
+        seen: set[int] = set()
+        for number, layer in self.layers.items():
+            for name, parameter in layer.named_parameters(prefix=str(number)):
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield self._tied_names.get(id(parameter), name), parameter
+
+    def optimizer_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters, or their full-precision originals, each with the gradient attached."""
+        pairs = []
+        for name, parameter in self.named_parameters():
+            main = self._main.get(id(parameter), parameter)
+            main.grad = parameter.grad
+            pairs.append((name, main))
+        return pairs
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Copy updated full-precision weights into the ones that compute."""
+        if self._main:
+            for _, parameter in self.named_parameters():
+                parameter.copy_(self._main.get(id(parameter), parameter))

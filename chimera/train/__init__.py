@@ -1,0 +1,1 @@
+"""Floor 6: joins models, data and the runtime into a training run."""
