@@ -14,11 +14,15 @@ __all__ = ["COMMANDS", "Command", "find_command", "overview"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``chimera <name>`` calls ``target``, written ``module:function``; ``summary`` is its line in the overview."""
+    """``chimera <name>`` calls ``target``, written ``module:function``; ``summary`` is its line in the overview.
+
+    Where ``overrides`` is set, words of the form ``--section.key value`` go to the function's keyword ``overrides``.
+    """
 
     name: str
     target: str
     summary: str
+    overrides: bool = False
 
     def load(self) -> Callable[..., None]:
         """Import the command's module and return its function, whose parameters are the command's options."""
@@ -34,6 +38,8 @@ COMMANDS = (
     Command("schedule export", "chimera.cli.schedule_export:schedule_export", "Write a schedule as JSON, CSV or text."),
     Command("schedule compare", "chimera.cli.schedule_compare:schedule_compare", "Set schedules side by side."),
     Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
+    Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
+    Command("bench simulate", "chimera.cli.bench_simulate:bench_simulate", "Time building, checking and simulating."),
 )
 
 
@@ -87,7 +93,7 @@ def overview(words: Sequence[str] = (), commands: Sequence[Command] = COMMANDS) 
     lines += [f"  {c.name:{width}}  {c.summary}" for c in shown]
     lines += ["", "'chimera COMMAND --help' gives a command's options and an example."]
     if not words:
-        lines += ["'chimera --version' prints the version; '--debug' shows the traceback of an error."]
+        lines += ["'chimera --version' prints the version; '--debug' shows an error's traceback."]
     return "\n".join(lines)
 
 

@@ -1,29 +1,25 @@
 """Sizes and counts of a schedule, in the words that several commands print. It judges and times nothing."""
 
-from typing import Final
-
 import numpy as np
 
 from chimera.ir.action import Kind
 from chimera.ir.checks_messages import Routing
-from chimera.ir.costs import MODEL_UNIT, SECOND
+from chimera.ir.costs import MODEL_UNIT
 from chimera.ir.rows import Rows
 from chimera.ir.schedule import Schedule
+from chimera.ir.timeline import Timeline
 
 __all__ = [
-    "UNITS",
     "counted",
     "is_synchronous",
     "messages_per_rank",
     "num_channels",
     "number",
     "sizes_text",
+    "step_facts",
+    "units_text",
     "weight_copies",
 ]
-
-
-UNITS: Final = {MODEL_UNIT: "units of 1/p of the model for one micro-batch", SECOND: "seconds"}
-"""The units of a timeline's times, in words."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -58,6 +54,30 @@ def sizes_text(schedule: Schedule) -> str:
         (len(schedule.placement.routes), "route"),
     )
     return ", ".join(counted(count, noun) for count, noun in sizes)
+
+
+def units_text(unit: str) -> str:
+    """Say in which units a timeline's times and activations are.
+
+    >>> units_text("s")
+    'Times in seconds, activations in units of 1/p of the model for one micro-batch.'
+    """
+    activations = "activations in units of 1/p of the model for one micro-batch."
+    return f"Times and {activations}" if unit == MODEL_UNIT else f"Times in seconds, {activations}"
+
+
+def step_facts(schedule: Schedule, timeline: Timeline) -> dict[str, object]:
+    """Return sizes and times of one step, under the names that every JSON output gives them."""
+    return {
+        "ranks": schedule.num_ranks,
+        "microbatches": schedule.num_microbatches,
+        "stages": schedule.num_stages,
+        "unit": timeline.unit,
+        "makespan": timeline.makespan,
+        "span": timeline.span,
+        "bubble_of_total": timeline.bubble_fraction,
+        "bubble_of_ideal": timeline.bubble_over_ideal,
+    }
 
 
 def weight_copies(schedule: Schedule) -> float:

@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import chimera
 from chimera.cli.commands import find_command, overview
@@ -71,9 +72,15 @@ def _run(words: Sequence[str]) -> int:
     # Parsing options costs a tenth of a second to import; the answers above do without.
     import tyro
 
+    from chimera.cli.overrides import split_overrides
+
     function = command.load()
+    description = describe(function)
+    if command.overrides:
+        overrides, rest = split_overrides(rest)
+        function = partial(function, overrides=overrides)
     try:
-        code = tyro.cli(function, prog=f"chimera {command.name}", description=describe(function), args=rest)
+        code = tyro.cli(function, prog=f"chimera {command.name}", description=description, args=rest)
     except SystemExit as exit_:  # tyro ends so after --help (0) and after an option it cannot use (2)
         code = exit_.code
     return code if isinstance(code, int) else 0 if code is None else 1

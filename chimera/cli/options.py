@@ -4,8 +4,10 @@ A schedule is named by NAME with its sizes, or by a FILE that carries them. Opti
 that one given beside a file, or to a schedule that does not take it, is refused rather than dropped.
 """
 
+import math
 import sys
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,6 +35,7 @@ __all__ = [
     "SizeOptions",
     "Sizes",
     "load_schedule",
+    "sizes_for",
     "with_reductions",
 ]
 
@@ -94,6 +97,8 @@ class CostChoice:
             )
             if value is not None
         }
+        if self.reduce_time is not None and not 0 <= self.reduce_time < math.inf:
+            raise UsageError(f"--reduce-time {self.reduce_time}: needed: a finite number that is not negative")
         if self.costs is None:
             return Costs(**given)
         if given:
@@ -106,6 +111,25 @@ class CostChoice:
 
 SizeOptions = OmitArgPrefixes[Sizes]
 CostOptions = OmitArgPrefixes[CostChoice]
+
+
+def sizes_for(names: Sequence[str], sizes: Sizes) -> list[Sizes]:
+    """Return, for each name, the sizes that it takes; a file takes none.
+
+    Raises:
+        UsageError: a size is given that no name takes.
+    """
+    taken: dict[str, set[str]] = {}
+    for name in names:
+        family = SCHEDULES.get(name)
+        taken[name] = {"ranks", "microbatches", *family.options} if family else set()
+    for field in fields(sizes):
+        if getattr(sizes, field.name) is not None and not any(field.name in takes for takes in taken.values()):
+            raise UsageError(f"none of {', '.join(names)} takes --{field.name}; leave it out")
+    return [
+        replace(sizes, **{field.name: None for field in fields(sizes) if field.name not in taken[name]})
+        for name in names
+    ]
 
 
 def load_schedule(name: str, sizes: Sizes) -> Schedule:
@@ -124,6 +148,8 @@ def load_schedule(name: str, sizes: Sizes) -> Schedule:
             raise UsageError(f"{name} needs {' and '.join(missing)}, as in: {name} --ranks 8 --microbatches 8")
         return build_schedule(name, **given)
     path = Path(name)
+    if not path.is_file() and (path.suffix or len(path.parts) > 1):
+        raise UsageError(f"there is no file {name!r}; the schedules are: {', '.join(SCHEDULES)}")
     if not path.is_file():
         raise UsageError(
             f"{name!r} is neither a schedule{nearest_names(name, SCHEDULES)} nor a file; "
@@ -149,9 +175,7 @@ def with_reductions(schedule: Schedule, costs: Costs | StageCosts, reduce: Reduc
     """
     reduces_already = bool(np.isin(schedule.table.kind, [Kind.REDUCE_GRAD, Kind.STEP]).any())
     if reduces_already and reduce is not None:
-        raise UsageError(
-            f"{schedule.name!r} places its reductions itself; --reduce {reduce} cannot move them: leave it out"
-        )
+        raise UsageError(f"{schedule.name!r} places its reductions itself; leave out --reduce {reduce}")
     takes_time = bool(costs.resolve(schedule).duration[Kind.REDUCE_GRAD].any())
     if reduces_already or not (takes_time or reduce):
         return schedule

@@ -4,7 +4,7 @@ import numpy as np
 
 from chimera.cli.facts import counted, num_channels, number, sizes_text
 from chimera.cli.options import Flag, Quantity, ScheduleName, SizeOptions, load_schedule
-from chimera.cli.terminal import console
+from chimera.cli.terminal import console, print_wrapped
 from chimera.ir.action import SENDS, Kind
 from chimera.ir.checks import check
 from chimera.ir.memory import peak_activations
@@ -41,35 +41,31 @@ def schedule_check(
     out = console()
     out.print(f"{schedule.name}, {sizes_text(schedule)}: proved", style="bold")
     for label, text in _proved(schedule, memory_limit).items():
-        out.print(f"  {label:11} {text}")
+        print_wrapped(out, text, indent=" " * 14, first=f"  {label:11} ")
 
 
 def _proved(schedule: Schedule, memory_limit: float | None) -> dict[str, str]:
     """Say what holds of a schedule that was checked, with the counts that it was checked on."""
     table = schedule.table
     count = dict(zip(Kind, np.bincount(table.kind, minlength=len(Kind)).tolist(), strict=True))
-    backwards = f"{counted(count[Kind.B], 'backward')}" if count[Kind.B] or not count[Kind.I] else ""
-    split = f"{counted(count[Kind.I], 'split backward')}" if count[Kind.I] else ""
-    work = ", ".join(filter(None, [counted(count[Kind.F], "forward"), backwards, split]))
-    peak = max(peak_activations(schedule))
-    limit = "no limit given" if memory_limit is None else f"limit {number(memory_limit)}"
+    kinds = ((Kind.F, "forward"), (Kind.B, "backward"), (Kind.I, "split backward"))
+    work = ", ".join(counted(count[kind], noun) for kind, noun in kinds if count[kind])
     said = {
         "complete": f"{work}, each once, on the rank that its route names",
         "in order": "each forward before its backward on every rank",
-        "not stuck": f"all {counted(schedule.num_ranks, 'program')} run to their end",
-        "memory": f"at most {number(peak)} units of activations on a rank ({limit})",
+        "messages": "the schedule has none; --lowered adds them and proves their order",
     }
     if schedule.is_lowered:
-        sends = code_mask(table, *SENDS)
         said["messages"] = (
-            f"{counted(int(sends.sum()), 'send')}, each with its receive, in the same order at both ends of "
-            f"{counted(num_channels(schedule), 'channel')}"
+            f"{counted(int(code_mask(table, *SENDS).sum()), 'send')}, each with its receive, in the same order at both "
+            f"ends of {counted(num_channels(schedule), 'channel')}"
         )
-    else:
-        said["messages"] = "the schedule has none yet; --lowered adds them and proves their order"
     if count[Kind.REDUCE_GRAD]:
         said["reductions"] = (
-            f"{counted(count[Kind.REDUCE_GRAD], 'reduction')}: every replica's gradients, in the same order on the "
+            f"{counted(count[Kind.REDUCE_GRAD], 'reduction')}, of every replica's gradients, in the same order on "
             "ranks that share them"
         )
+    limit = "no limit given" if memory_limit is None else f"limit {number(memory_limit)}"
+    said["not stuck"] = f"all {counted(schedule.num_ranks, 'program')} run to their end"
+    said["memory"] = f"at most {number(max(peak_activations(schedule)))} units of activations on a rank ({limit})"
     return said

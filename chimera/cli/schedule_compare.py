@@ -4,20 +4,28 @@ The numbers are the simulator's and the schedule's own; this module only sets th
 """
 
 import json as json_form
-from collections.abc import Sequence
-from dataclasses import fields, replace
+import sys
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from chimera.cli.facts import UNITS, is_synchronous, messages_per_rank, number, weight_copies
-from chimera.cli.options import CostOptions, FileOption, Flag, SizeOptions, Sizes, load_schedule
+from chimera.cli.facts import is_synchronous, messages_per_rank, number, step_facts, units_text, weight_copies
+from chimera.cli.options import (
+    CostOptions,
+    FileOption,
+    Flag,
+    ReduceOption,
+    SizeOptions,
+    load_schedule,
+    sizes_for,
+    with_reductions,
+)
 from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.errors import UsageError
 from chimera.ir.checks import check
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
-from chimera.schedules import SCHEDULES
+from chimera.plot import plot_timeline
 from chimera.simulate import simulate
 
 __all__ = ["schedule_compare"]
@@ -35,8 +43,7 @@ _HEADINGS = (
 )
 _LEGEND = (
     "Bubble: idle time as a share of the total and of the ideal time. Peak activations: of the ranks that hold least "
-    "and most, in units of 1/p of the model for one micro-batch. Messages: sent by the busiest rank. Sync: one "
-    "optimizer step after all micro-batches."
+    "and most. Messages: sent by the busiest rank. Sync: one optimizer step after all micro-batches."
 )
 
 
@@ -45,6 +52,7 @@ def schedule_compare(
     sizes: SizeOptions,
     costs: CostOptions,
     *,
+    reduce: ReduceOption = None,
     json: Flag = False,
     out: FileOption = None,
 ) -> None:
@@ -59,18 +67,21 @@ def schedule_compare(
         names: schedules' names, or files
         sizes: of a schedule given by NAME; a FILE has its own
         costs: in units of 1/p of the model for one micro-batch, or a FILE in seconds and bytes
+        reduce: where gradient reductions start (default: end, if they take time)
         json: print a JSON list instead
         out: also draw all timelines, one under the other, into FILE (.pdf, .png or .svg)
     """
     if not names:
-        raise UsageError(
-            "compare needs at least one schedule; try: compare gpipe 1f1b chimera --ranks 8 --microbatches 8"
-        )
-    schedules = [load_schedule(name, own) for name, own in zip(names, _sizes_for(names, sizes), strict=True)]
+        raise UsageError("compare needs a schedule; try: compare gpipe 1f1b chimera --ranks 8 --microbatches 8")
     model = costs.resolve()
+    loaded = [load_schedule(name, own) for name, own in zip(names, sizes_for(names, sizes), strict=True)]
+    schedules = [with_reductions(schedule, model, reduce) for schedule in loaded]
     for schedule in schedules:
         check(schedule)
     timelines = [simulate(schedule, model) for schedule in schedules]
+    if out is not None:
+        plot_timeline(list(zip(names, timelines, strict=True)), out)
+        print(f"wrote {out}", file=sys.stderr)
     if json:
         facts = [_as_dict(*each) for each in zip(names, schedules, timelines, strict=True)]
         print(json_form.dumps(facts, indent=1, ensure_ascii=False))
@@ -79,26 +90,7 @@ def schedule_compare(
         terminal = console()
         print_table(terminal, _HEADINGS, rows)
         terminal.print()
-        print_wrapped(terminal, f"Times in {UNITS[timelines[0].unit]}. {_LEGEND}")
-
-
-def _sizes_for(names: Sequence[str], sizes: Sizes) -> list[Sizes]:
-    """Return, for each name, the sizes that it takes; a file takes none.
-
-    Raises:
-        UsageError: a size is given that no name takes.
-    """
-    taken: dict[str, set[str]] = {}
-    for name in names:
-        family = SCHEDULES.get(name)
-        taken[name] = {"ranks", "microbatches", *family.options} if family else set()
-    for field in fields(sizes):
-        if getattr(sizes, field.name) is not None and not any(field.name in takes for takes in taken.values()):
-            raise UsageError(f"none of {', '.join(names)} takes --{field.name}; leave it out")
-    return [
-        replace(sizes, **{field.name: None for field in fields(sizes) if field.name not in taken[name]})
-        for name in names
-    ]
+        print_wrapped(terminal, f"{units_text(timelines[0].unit)} {_LEGEND}")
 
 
 def _cells(name: str, schedule: Schedule, timeline: Timeline) -> list[str]:
@@ -120,14 +112,7 @@ def _as_dict(name: str, schedule: Schedule, timeline: Timeline) -> dict[str, obj
     peaks = timeline.peak_activations
     return {
         "schedule": name,
-        "ranks": schedule.num_ranks,
-        "microbatches": schedule.num_microbatches,
-        "stages": schedule.num_stages,
-        "unit": timeline.unit,
-        "makespan": timeline.makespan,
-        "span": timeline.span,
-        "bubble_of_total": timeline.bubble_fraction,
-        "bubble_of_ideal": timeline.bubble_over_ideal,
+        **step_facts(schedule, timeline),
         "least_peak_activations": min(peaks),
         "most_peak_activations": max(peaks),
         "weight_copies": weight_copies(schedule),

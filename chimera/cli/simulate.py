@@ -4,13 +4,14 @@ The timeline, the causes of its gaps and its critical path come from ``chimera.s
 """
 
 import json as json_form
+import sys
 from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-from chimera.cli.facts import UNITS, counted, number, sizes_text
+from chimera.cli.facts import counted, number, sizes_text, step_facts, units_text
 from chimera.cli.options import (
     CostOptions,
     FileOption,
@@ -26,7 +27,9 @@ from chimera.ir.action import Kind, flatten
 from chimera.ir.checks import check
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Span, Timeline
+from chimera.plot import plot_timeline
 from chimera.simulate import Cause, critical_path, gaps, idle_by_cause, simulate
+from chimera.timeline.trace import write_trace
 
 __all__ = ["simulate_command"]
 
@@ -68,6 +71,12 @@ def simulate_command(
     schedule = with_reductions(load_schedule(name, sizes), model, reduce)
     check(schedule)
     timeline = simulate(schedule, model)
+    if out is not None:
+        plot_timeline([(schedule.name, timeline)], out)
+        print(f"wrote {out}", file=sys.stderr)
+    if trace is not None:
+        write_trace(timeline, trace)
+        print(f"wrote {trace}", file=sys.stderr)
     idle = idle_by_cause(gaps(schedule, timeline, model), schedule.num_ranks)
     path = critical_path(schedule, timeline, model)
     if json:
@@ -97,10 +106,7 @@ def _print_page(
     out.print()
     print_table(out, *_rank_table(timeline, idle))
     out.print()
-    activations = (
-        "" if timeline.unit == "model unit" else ", activations in units of 1/p of the model's for one micro-batch"
-    )
-    print_wrapped(out, f"Times in {UNITS[timeline.unit]}{activations}.")
+    print_wrapped(out, units_text(timeline.unit))
 
 
 def _rank_table(timeline: Timeline, idle: Mapping[Cause, NDArray[np.float64]]) -> tuple[list[str], list[list[str]]]:
@@ -159,14 +165,7 @@ def _as_dict(
 ) -> dict[str, object]:
     return {
         "schedule": schedule.name,
-        "ranks": schedule.num_ranks,
-        "microbatches": schedule.num_microbatches,
-        "stages": schedule.num_stages,
-        "unit": timeline.unit,
-        "makespan": timeline.makespan,
-        "span": timeline.span,
-        "bubble_of_total": timeline.bubble_fraction,
-        "bubble_of_ideal": timeline.bubble_over_ideal,
+        **step_facts(schedule, timeline),
         "busy": timeline.busy.tolist(),
         "idle": {cause.value: idle[cause].tolist() for cause in Cause},
         "peak_activations": list(timeline.peak_activations),

@@ -94,7 +94,7 @@ def _save(corpus: TokenizedCorpus, path: Path) -> None:
 
 def _load(path: Path) -> TokenizedCorpus:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             documents = TokenizedDocuments(arrays["tokens"], arrays["sentence_starts"], arrays["document_starts"])
             tokenizer = WordPiece.from_json(arrays["tokenizer"].tobytes().decode(), name=str(path))
             return TokenizedCorpus(documents, tokenizer, int(arrays["num_empty_sentences"]))

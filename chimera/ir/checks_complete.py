@@ -93,8 +93,8 @@ def completeness(schedule: Schedule, *, forward_only: bool) -> list[Violation]:
         # One sentence says more than a list, and a small hostile file that claims many stages and micro-batches does
         # not get their product allocated.
         message = (
-            f"{present} forward computations for {schedule.num_stages} stages × {schedule.num_microbatches} "
-            f"micro-batches; needed: {size}. Add the missing ones or correct the counts"
+            f"has {present} of the {size} forward computations of {schedule.num_stages} stages × "
+            f"{schedule.num_microbatches} micro-batches; add the missing ones or correct the counts"
         )
         return [Violation(0, 0, "program", message, "complete")]
     rows = np.flatnonzero(code_mask(table, *COMPUTATIONS))

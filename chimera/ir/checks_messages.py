@@ -25,7 +25,7 @@ _DIRECTIONS = ((Phase.FORWARD, -1, Kind.SEND_F, Kind.RECV_F), (Phase.GRADIENT, +
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
-    """The data that crosses ranks, one entry per message; activations first, then by stage and micro-batch.
+    """The data that crosses ranks, one entry per message, activations first.
 
     Attributes:
         forward: whether it is an activation, else a gradient.

@@ -1,4 +1,4 @@
-"""The proof that a schedule runs to its end, under the blocking semantics of ``design.md``.
+"""The proof that a schedule runs to its end under blocking semantics.
 
 RECV posts a buffer and returns; SEND returns when the peer has posted the matching RECV; F, B and I wait for their
 data. Without sends and receives the same proof runs on the dependencies themselves. Each row waits for at most one row

@@ -84,11 +84,15 @@ def _early(rows: Rows, started: dict[int, dict[int, list[int]]]) -> Iterator[Vio
 def _orders(rows: Rows, started: dict[int, dict[int, list[int]]]) -> Iterator[Violation]:
     """Compare the orders of each two ranks that share two stages; report the first that differs."""
     begin = {rank: {stage: starts[0] for stage, starts in stages.items()} for rank, stages in started.items()}
-    for one, other in combinations(sorted(begin), 2):
-        shared = begin[one].keys() & begin[other].keys()
-        if len(shared) < 2:
-            continue
-        here, there = (sorted(shared, key=begin[rank].__getitem__) for rank in (one, other))
+    holders: dict[int, list[int]] = defaultdict(list)
+    for rank, stage in _held(rows):
+        holders[stage].append(rank)
+    shared: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for stage, ranks in holders.items():
+        for pair in combinations(ranks, 2):
+            shared[pair].append(stage)
+    for one, other in sorted(pair for pair, stages in shared.items() if len(stages) > 1):
+        here, there = (sorted(shared[one, other], key=begin[rank].__getitem__) for rank in (one, other))
         index = next((i for i, (a, b) in enumerate(zip(here, there, strict=True)) if a != b), None)
         if index is not None:
             row = begin[other][there[index]]

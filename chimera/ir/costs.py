@@ -62,6 +62,10 @@ class ResolvedCosts:
     resident_bytes: NDArray[np.float64] | None = None
 
 
+_OPTIONS: Final = {"reduce": "--reduce-time"}
+"""Options that are not called as their field."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """Uniform costs. One unit of time is 1/p of the model for one micro-batch: a stage of S stages costs p/S of it.
@@ -99,7 +103,7 @@ class Costs:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and field.name != "bandwidth":
-                _check_quantity(value, f"--{field.name.replace('_', '-')}")
+                _check_quantity(value, _OPTIONS.get(field.name, f"--{field.name.replace('_', '-')}"))
         if not self.bandwidth > 0:
             raise UsageError(f"--bandwidth {self.bandwidth}: needed: more than 0, or leave it out for messages of p2p")
         for name, part in (("input-grad", self.input_grad), ("weight-grad", self.weight_grad)):

@@ -1,20 +1,49 @@
 """Reading a file as strict JSON, and writing any file so that a reader sees the old one or the whole new one.
 
-It knows nothing of what the files hold. Numbers that JSON does not have (NaN, Infinity) and keys given twice are
-refused on reading; a write goes to a temporary name beside the target, which replaces it at the end.
+It knows nothing of what the files hold. A file may come from a hostile hand: its size is bounded, and numbers that JSON
+does not have (NaN, Infinity), keys given twice and endless nesting are refused. A write goes to a temporary name beside
+the target, which replaces it at the end.
 """
 
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from reprlib import Repr
+from typing import Any, Final
 
 from chimera.errors import FormatError, nearest_names
 
-__all__ = ["check_keys", "read_json_object", "replacing"]
+__all__ = ["check_keys", "parse_json_object", "read_json_object", "read_text", "replacing", "shown"]
+
+_MAX_BYTES: Final = 512 * 1024 * 1024
+_MAX_KEY: Final = 100
+
+_shortened = Repr()
+_shortened.maxstring = _shortened.maxother = _shortened.maxlong = 60
+
+
+def shown(value: object) -> str:
+    """Return a short form of any value from a file, for an error message."""
+    return _shortened.repr(value)
+
+
+def read_text(path: str | Path, what: str) -> str:
+    """Return the text of a file, which ``what`` names in errors; a byte order mark is no part of it.
+
+    Raises:
+        FormatError: the file cannot be read, is over 512 MiB or is not UTF-8.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+        if len(content) <= _MAX_BYTES:
+            return content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path}: cannot be read as a {what}: {error}") from error
+    raise FormatError(f"{path}: is larger than {_MAX_BYTES >> 20} MiB, too large for a {what}")
 
 
 def read_json_object(path: str | Path, *, format_name: str, version: int) -> dict[str, Any]:
@@ -23,36 +52,47 @@ def read_json_object(path: str | Path, *, format_name: str, version: int) -> dic
     Raises:
         FormatError: the file is missing, is not strict JSON, or is of another format or version.
     """
+    text = read_text(path, f"{format_name} file")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: cannot be read as a {format_name} file: {error}") from error
+        return parse_json_object(text, format_name=format_name, version=version)
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from error
+
+
+def parse_json_object(text: str, *, format_name: str, version: int) -> dict[str, Any]:
+    """Do what ``read_json_object`` does for a text.
+
+    Raises:
+        FormatError: the text is not strict JSON, or is of another format or version.
+    """
     try:
         data = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object_without_repeats)
+    except RecursionError:
+        raise FormatError(f"not a {format_name} file: it is nested far too deeply") from None
     except ValueError as error:
-        raise FormatError(f"{path}: not a {format_name} file: {error}") from error
+        raise FormatError(f"not a {format_name} file: {error}") from error
     if not isinstance(data, dict):
-        raise FormatError(f'{path}: got a JSON {type(data).__name__}; needed: {{"format": "{format_name}", …}}')
+        raise FormatError(f'got a JSON {type(data).__name__}; needed: {{"format": "{format_name}", …}}')
     if data.get("format") != format_name:
-        raise FormatError(f'{path}: got "format": {data.get("format")!r}; needed: "{format_name}"')
+        raise FormatError(f'got "format": {shown(data.get("format"))}; needed: "{format_name}"')
     if data.get("version") != version or isinstance(data["version"], bool):
-        raise FormatError(
-            f'{path}: got "version": {data.get("version")!r} of {format_name}; this program reads version {version}'
-        )
+        got = shown(data.get("version"))
+        raise FormatError(f'got "version": {got} of {format_name}; this program reads version {version}')
     return {key: value for key, value in data.items() if key not in {"format", "version"}}
 
 
-def check_keys(data: dict[str, Any], *, required: set[str], optional: set[str], where: str) -> None:
+def check_keys(data: Mapping[str, Any], *, required: Collection[str], optional: Collection[str], where: str) -> None:
     """Refuse unknown keys, naming the nearest known one, and missing keys.
 
     Raises:
         FormatError: a key of ``data`` is neither required nor optional, or a required one is absent.
     """
-    known = required | optional
+    known = {*required, *optional}
     for key in data:
         if key not in known:
-            raise FormatError(f"{where}: unknown key {key!r}{nearest_names(key, known)}; known: {_listed(known)}")
-    if missing := required - data.keys():
+            hint = nearest_names(key[:_MAX_KEY], known)
+            raise FormatError(f"{where}: unknown key {shown(key)}{hint}; known: {_listed(known)}")
+    if missing := set(required) - data.keys():
         raise FormatError(f"{where}: missing {_listed(missing)}")
 
 
@@ -88,7 +128,7 @@ def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(data) != len(pairs):
         keys = [key for key, _ in pairs]
         repeated = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"key {repeated!r} is given twice")
+        raise ValueError(f"key {shown(repeated)} is given twice")
     return data
 
 

@@ -35,8 +35,8 @@ def over_limit(schedule: Schedule, memory_limit: float) -> list[Violation]:
     held, unit, table = _held(schedule), _unit(schedule), schedule.table
     found = []
     for first, end in pairwise(table.offsets.tolist()):
-        # Half of the smallest step forgives the rounding of a limit such as 7/3.
-        above = np.flatnonzero(held[first:end] * unit > memory_limit + unit / 2)
+        # A limit such as 7/3 is rounded, and so is a number of units of 1/3.
+        above = np.flatnonzero(held[first:end] * unit > memory_limit + 1e-6 * unit)
         if len(above):
             peak = float(held[first:end].max()) * unit
             message = (

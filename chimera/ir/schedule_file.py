@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from chimera.errors import FormatError, UsageError
 from chimera.ir.csv_form import from_csv, to_csv
-from chimera.ir.files import replacing
+from chimera.ir.files import read_text, replacing
 from chimera.ir.json_form import from_json, to_json
 from chimera.ir.schedule import Schedule
 from chimera.ir.text_form import from_text, to_text
@@ -19,8 +19,6 @@ __all__ = ["FileFormat", "format_schedule", "read_schedule", "write_schedule"]
 FileFormat = Literal["json", "csv", "text"]
 
 _SUFFIXES: Final[dict[str, FileFormat]] = {".json": "json", ".csv": "csv", ".txt": "text"}
-_MAX_BYTES: Final = 512 * 1024 * 1024
-"""Some three million actions in the wordiest form, JSON."""
 
 
 def read_schedule(path: str | Path, *, format: FileFormat | None = None) -> tuple[Schedule, tuple[str, ...]]:  # noqa: A002
@@ -34,7 +32,7 @@ def read_schedule(path: str | Path, *, format: FileFormat | None = None) -> tupl
     """
     path = Path(path)
     form = _form_of(path) if format is None else format
-    text = _read_text(path)
+    text = read_text(path, "schedule file")
     try:
         if form == "json":
             return from_json(text), ()
@@ -78,18 +76,4 @@ def _form_of(path: Path) -> FileFormat:
 
 def _name_of(path: Path) -> str:
     """Return the file's name without its suffix, for forms that carry no name."""
-    return path.stem if path.stem.isprintable() else "file"
-
-
-def _read_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if len(content) > _MAX_BYTES:
-        raise FormatError(f"{path}: is larger than {_MAX_BYTES >> 20} MiB, too large for a schedule file")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    return path.stem[:200] if path.stem.isprintable() else "file"

@@ -250,7 +250,10 @@ class Timeline:
         amount = change if per_stage is None else change * per_stage[stage]
         times = np.concatenate([[self.origin], np.where(change > 0, start, end)[events], [self.finish]])
         values = base + np.concatenate([[0.0], np.cumsum(amount[events], dtype=np.float64)])
-        return MemoryCurve(times, np.append(values, values[-1]), "bytes" if in_bytes else "activations")
+        values = np.append(values, values[-1])
+        # Of changes at one moment only the last is seen: a backward that ends as a forward starts leaves no dip.
+        last = np.append(np.diff(times) > 0, [True])
+        return MemoryCurve(times[last], values[last], "bytes" if in_bytes else "activations")
 
     @cached_property
     def _changes(self) -> NDArray[np.int8]:

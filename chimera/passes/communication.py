@@ -36,7 +36,8 @@ def add_communication(schedule: Schedule, *, receive_depth: int | None = 2) -> S
     """
     if schedule.is_lowered:
         raise ScheduleError(
-            f"schedule {schedule.name!r} has sends and receives already; take them out with passes.compute_only first"
+            f"schedule {schedule.name!r} has sends and receives already; take them out with "
+            "passes.derived.compute_only first"
         )
     check(schedule, forward_only=not has_backward(schedule))
     return communicating(schedule, receive_depth=receive_depth)

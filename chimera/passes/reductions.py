@@ -53,7 +53,7 @@ def reducing(schedule: Schedule, mode: ReductionMode) -> Schedule:
     if code_mask(schedule.table, Kind.REDUCE_GRAD, Kind.STEP).any():
         raise ScheduleError(
             f"schedule {schedule.name!r} places its reductions or optimizer steps itself; take reductions out with "
-            "passes.without_reductions first, or lower it with reduce=None"
+            "passes.derived.without_reductions first, or lower it with reduce=None"
         )
     held = np.zeros((schedule.num_ranks, schedule.num_stages), np.bool_)
     for route in schedule.placement.routes:

@@ -75,7 +75,7 @@ class LossAccount:
         self._counts = totals
         return totals, factor
 
-    def total(self, sums: Mapping[str, Sequence[Any]], *, last: bool) -> torch.Tensor:
+    def total(self, sums: Mapping[str, tuple[float, float]], *, last: bool) -> torch.Tensor:
         """Add this run's sums of all ranks and return the step's loss so far."""
         names = self._agreed_names(sums)
         run = self._sum_over_ranks(names, sums, column=0)
@@ -86,14 +86,16 @@ class LossAccount:
             self.runs, self._counts, self._sums = 0, {}, {}
         return loss
 
-    def evaluation_total(self, sums: Mapping[str, Sequence[Any]]) -> torch.Tensor:
+    def evaluation_total(self, sums: Mapping[str, tuple[float, float]]) -> torch.Tensor:
         """Return the loss of an evaluation, whose counts come with its sums."""
         names = self._agreed_names(sums)
         totals, counts = (self._sum_over_ranks(names, sums, column=column) for column in (0, 1))
         return self._settle(dict(zip(names, totals, strict=True)), dict(zip(names, counts, strict=True)))
 
-    def _sum_over_ranks(self, names: Sequence[str], sums: Mapping[str, Sequence[Any]], *, column: int) -> list[float]:
-        mine = torch.tensor([float(sums[name][column]) if name in sums else 0.0 for name in names], dtype=torch.float64)
+    def _sum_over_ranks(
+        self, names: Sequence[str], sums: Mapping[str, tuple[float, float]], *, column: int
+    ) -> list[float]:
+        mine = torch.tensor([sums[name][column] if name in sums else 0.0 for name in names], dtype=torch.float64)
         total: list[float] = self._groups.sum_everywhere(mine).tolist()
         return total
 

@@ -37,7 +37,7 @@ class Run:
         keys: for each micro-batch, its random keys; None in evaluation.
         route_of: for each micro-batch, its route.
         counts: the whole step's count of each loss term, known before the first backward.
-        sums: the loss terms seen here so far: name → [sum, count].
+        seen: the loss terms seen here so far: name → sums and counts of single micro-batches.
     """
 
     batches: Sequence[Any]
@@ -46,14 +46,29 @@ class Run:
     keys: Sequence[Keys] | None
     route_of: Sequence[int]
     counts: Counts
-    sums: dict[str, list[Any]] = field(default_factory=dict)
+    seen: dict[str, tuple[list[torch.Tensor], list[float]]] = field(default_factory=dict)
+    _seeds: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def add(self, terms: Terms) -> None:
         """Add one micro-batch's loss terms."""
         for name, (total, count) in terms.items():
-            entry = self.sums.setdefault(name, [0.0, 0.0])
-            entry[0] = entry[0] + total.detach().double()
-            entry[1] += count
+            sums, counts = self.seen.setdefault(name, ([], []))
+            sums.append(total.detach())
+            counts.append(count)
+
+    def seed(self, name: str, total: torch.Tensor) -> torch.Tensor:
+        """Return 1 / count of a term, as the tensor its backward starts from."""
+        found = self._seeds.get(name)
+        if found is None or found.dtype is not total.dtype:
+            found = self._seeds[name] = total.new_tensor(1.0 / self.counts[name])
+        return found
+
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """Return each loss term's sum and count over the micro-batches seen here."""
+        return {
+            name: (float(torch.stack(sums).sum(dtype=torch.float64)), sum(counts))
+            for name, (sums, counts) in self.seen.items()
+        }
 
 
 class Actions:
@@ -159,10 +174,8 @@ class Actions:
                 f"loss_fn gave the term {', '.join(sorted(unknown))} for micro-batch {microbatch}, which its counts "
                 f"did not name before (known: {', '.join(self._run.counts)}); a loss gives the same terms every time"
             )
-        live = {name: total for name, (total, _) in terms.items() if self._run.counts[name]}
-        return tuple(live.values()), tuple(
-            torch.full_like(total, 1.0 / self._run.counts[name]) for name, total in live.items()
-        )
+        live = [(name, total) for name, (total, _) in terms.items() if self._run.counts[name]]
+        return tuple(total for _, total in live), tuple(self._run.seed(name, total) for name, total in live)
 
     def _evaluate(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)

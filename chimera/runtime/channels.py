@@ -57,7 +57,7 @@ class Channels:
             channel: (communicator, groups.world_rank(channel[1] if channel[0] == me else channel[0]))
             for channel, communicator in groups.channels.items()
         }
-        self._streams = {c: torch.cuda.Stream(device=groups.device) for c in groups.channels} if self._on_cuda else {}
+        self._streams = {channel: self._stream() for channel in groups.channels} if self._on_cuda else {}
         self._pending: dict[Channel, deque[_InFlight]] = {channel: deque() for channel in groups.channels}
         self._posted: dict[object, _InFlight] = {}
 
@@ -102,6 +102,9 @@ class Channels:
             while pending:
                 self._finish(channel, pending.popleft())
         assert not self._posted, f"receives posted and never taken: {list(self._posted)}"
+
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(device=self._groups.device)  # type: ignore[no-untyped-call]
 
     def _finish(self, channel: Channel, sent: _InFlight) -> None:
         with self._on_stream(channel):

@@ -45,12 +45,13 @@ def loss_terms(loss_fn: LossFunction, output: Any, target: Any) -> Terms:
             )
         count = num_samples(target)
         return {MEAN: (value * count, float(count))}
-    if not isinstance(value, Mapping) or not all(isinstance(t, tuple) and len(t) == 2 for t in value.values()):
+    try:
+        return {name: (total, float(count)) for name, (total, count) in value.items()}
+    except (AttributeError, TypeError, ValueError) as error:
         raise UsageError(
             f"loss_fn returned {type(value).__name__}; needed: a mean (a tensor without dimensions), or terms as "
             "{name: (sum, count)}"
-        )
-    return {name: (total, float(count)) for name, (total, count) in value.items()}
+        ) from error
 
 
 def count_terms(loss_fn: LossFunction, output: Any, target: Any) -> Counts:

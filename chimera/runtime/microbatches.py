@@ -53,12 +53,13 @@ def _split(name: str, tensor: torch.Tensor, samples: int, parts: int, what: str)
 
 def signature(microbatch: Any) -> Signature:
     """Return names, shapes and types: micro-batches with equal signatures make messages of equal shapes."""
-    fields = microbatch.items() if isinstance(microbatch, Mapping) else [("", microbatch)]
-    return tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in fields)
+    if isinstance(microbatch, torch.Tensor):
+        return (("", microbatch.shape, microbatch.dtype),)
+    return tuple((name, tensor.shape, tensor.dtype) for name, tensor in microbatch.items())
 
 
 def to_device(microbatch: Any, device: torch.device) -> Any:
     """Move a micro-batch to where the model lives."""
-    if isinstance(microbatch, Mapping):
-        return {name: tensor.to(device, non_blocking=True) for name, tensor in microbatch.items()}
-    return microbatch.to(device, non_blocking=True)
+    if isinstance(microbatch, torch.Tensor):
+        return microbatch if microbatch.device == device else microbatch.to(device, non_blocking=True)
+    return {name: to_device(tensor, device) for name, tensor in microbatch.items()}

@@ -19,6 +19,7 @@ from chimera.ir.schedule import Placement, Schedule
 from chimera.ir.timeline import Timeline
 from chimera.passes.derived import forward_only
 from chimera.passes.lower import lower
+from chimera.passes.reductions import ReductionMode
 from chimera.plan.partition import partition
 from chimera.runtime.accounting import LossAccount
 from chimera.runtime.actions import Actions, Run
@@ -79,7 +80,7 @@ class Pipeline:
         *,
         layer_to_stage: Sequence[int] | None = None,
         recompute: bool = False,
-        reduce: str = "eager-opt",
+        reduce: ReductionMode = "eager-opt",
         seed: int = 0,
         device: torch.device | None = None,
         backend: str | None = None,
@@ -168,7 +169,9 @@ class Pipeline:
         if microbatch_indices is None:
             first = (self._account.runs * groups.data_size + groups.data_rank) * m
             microbatch_indices = range(first, first + m)
-        keys = [Keys(self._seed, self.step_number, index, groups.device) for index in microbatch_indices]
+        keys = Keys.of_step(
+            seed=self._seed, step=self.step_number, microbatches=microbatch_indices, device=groups.device
+        )
         with self._watched(f"step {self.step_number}", self.schedule):
             specs = self._shapes.agree(batches, self.schedule.microbatch_to_route)
             totals, factor = self._account.count(goals, specs, counts)
@@ -177,7 +180,7 @@ class Pipeline:
             self._actions.begin(run)
             self._executor.run(self._program if last else self._program_of_earlier_runs, self._actions.training)
             self._actions.finish()
-            loss = self._account.total(run.sums, last=last)
+            loss = self._account.total(run.sums(), last=last)
         self.step_number += last
         return loss
 
@@ -197,7 +200,7 @@ class Pipeline:
             self._actions.begin(run)
             self._executor.run(program, self._actions.evaluation)
             self._actions.finish()
-            return self._account.evaluation_total(run.sums)
+            return self._account.evaluation_total(run.sums())
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -276,7 +279,7 @@ class Pipeline:
             self.watch.activity = "between steps"
 
 
-def _lowered(schedule: Schedule, reduce: str) -> Schedule:
+def _lowered(schedule: Schedule, reduce: ReductionMode) -> Schedule:
     for rank, program in enumerate(schedule.actions):
         for position, action in enumerate(flatten(program)):
             if action.kind not in _RUNS:

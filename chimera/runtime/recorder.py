@@ -5,8 +5,8 @@ one boot of one machine share the monotonic clock, others measure their offset b
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,11 +25,8 @@ _ROUND_TRIPS = 16
 _TAG = 2
 
 
-class _Span(NamedTuple):
-    position: int
-    lane: Lane
-    start: Mark
-    end: Mark
+_Span = tuple[int, Lane, Mark, Mark]
+"""Position in the program, lane, start, end."""
 
 
 class Recorder:
@@ -39,6 +36,8 @@ class Recorder:
         self._groups = groups
         self._on_cuda = groups.device.type == "cuda"
         self._spans: list[_Span] = []
+        self.mark: Callable[[], Mark] = self._event if self._on_cuda else time.perf_counter
+        """Returns this moment: on the stream where there is one, else on the host's clock."""
         self._base: tuple[float, torch.cuda.Event] | None = None
         self._offset_s: float | None = None
 
@@ -47,29 +46,26 @@ class Recorder:
         self._spans = []
         if self._on_cuda:
             torch.cuda.synchronize(self._groups.device)
-            event = torch.cuda.Event(enable_timing=True)
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
             self._base = (time.perf_counter(), event)
 
-    def mark(self) -> Mark:
-        """Return this moment, on the stream where there is one."""
-        if not self._on_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
+    def _event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def add(self, position: int, lane: Lane, start: Mark, end: Mark) -> None:
         """Record one span of the action at ``position`` of this rank's program."""
-        self._spans.append(_Span(position, lane, start, end))
+        self._spans.append((position, lane, start, end))
 
     def timeline(self, programs: tuple[tuple[Instruction, ...], ...], name: str) -> Timeline:
         """Gather the latest step of all ranks of this pipeline, in seconds from its first start; a collective."""
         offset = self._offset()
         mine = torch.tensor(
             [
-                (s.position, int(s.lane), self._seconds(s.start) + offset, self._seconds(s.end) + offset)
-                for s in self._spans
+                (p, lane, self._seconds(start) + offset, self._seconds(end) + offset)
+                for p, lane, start, end in self._spans
             ],
             dtype=torch.float64,
         ).reshape(-1, 4)
@@ -91,7 +87,7 @@ class Recorder:
             return mark
         assert self._base is not None, "begin() records the base event"
         mark.synchronize()
-        return self._base[0] + self._base[1].elapsed_time(mark) / 1e3
+        return self._base[0] + float(self._base[1].elapsed_time(mark)) / 1e3
 
     def _offset(self) -> float:
         """Return what to add to this host's clock to get rank 0's."""

@@ -17,12 +17,14 @@ from chimera.tensor.randomness import Keys
 __all__ = ["Stage", "as_tensors", "spec_of"]
 
 
-def as_tensors(value: Any, where: str) -> Tensors:
-    """Return a module's output as a tuple of tensors."""
+def as_tensors(value: Any, layer: int) -> Tensors:
+    """Return what a layer gave as a tuple of tensors."""
+    if isinstance(value, torch.Tensor):
+        return (value,)
     tensors = value if isinstance(value, tuple) else (value,)
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor):
-            raise UsageError(f"{where} returned {type(tensor).__name__}; needed: a tensor or a tuple of tensors")
+            raise UsageError(f"layer {layer} returned {type(tensor).__name__}; needed: a tensor or a tuple of tensors")
     return tensors
 
 
@@ -101,12 +103,13 @@ class Stage:
                 keys.layer(number)
             if number == 0:
                 tensors = self._model_inputs(batch)
-            tensors = as_tensors(layer(*tensors, **self._named(batch, fields, number)), f"layer {number}")
+            named = self._named(batch, fields, number) if fields else {}
+            tensors = as_tensors(layer(*tensors, **named), number)
         return tensors
 
     def _model_inputs(self, batch: Any) -> Tensors:
         """Return what the first layer takes by position: the batch, or nothing where it asks for fields."""
-        if not isinstance(batch, Mapping):
+        if isinstance(batch, torch.Tensor):
             return (batch,)
         if not self._fields[0]:
             raise UsageError(
@@ -116,8 +119,6 @@ class Stage:
         return ()
 
     def _named(self, batch: Any, fields: Sequence[str], layer: int) -> dict[str, torch.Tensor]:
-        if not fields:
-            return {}
         if not isinstance(batch, Mapping) or not set(fields) <= set(batch):
             got = f"fields {', '.join(batch)}" if isinstance(batch, Mapping) else f"one {type(batch).__name__}"
             raise UsageError(

@@ -11,13 +11,28 @@ the slots stands for the same result after its message, in lowered programs.
 
 from typing import Any, Final, NamedTuple
 
-__all__ = ["NOTHING", "NOT_YET", "REDUCTION", "Problem", "Progress", "run"]
+__all__ = [
+    "NOTHING",
+    "NOT_YET",
+    "REDUCTION",
+    "Problem",
+    "Progress",
+    "ready_time",
+    "reduce_from",
+    "reduced_time",
+    "run",
+    "slot_of",
+    "wake",
+]
 
 NOT_YET: Final = -1.0
 """In ``done``: nothing has finished here. Times are never negative."""
 
 NOTHING: Final = -1
+"""In ``waiting``: the rank waits for nothing."""
+
 REDUCTION: Final = -2
+"""In ``waiting``: the rank waits for a gradient reduction."""
 
 
 class Problem(NamedTuple):
@@ -57,7 +72,7 @@ class Progress(NamedTuple):
     done: Any  # [slot]: time at which the result is there, or NOT_YET
     cursor: Any  # [rank]: next row
     clock: Any  # [rank]: end of the last computation
-    waiting: Any  # [rank]: slot the rank waits for, or NOTHING, or REDUCTION
+    waiting: Any  # [rank]: slot the rank waits for, NOTHING or REDUCTION
     stack: Any  # [rank]: ranks that may go on; a rank is on it at most once
     reached: Any  # [rank]: REDUCE_GRAD rows passed
     fired: Any  # [rank]: of these, reductions that have run

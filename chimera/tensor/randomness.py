@@ -5,14 +5,14 @@ layer and one micro-batch. Initial weights and dropout therefore do not depend o
 recomputation replays its masks exactly. The module knows nothing of stages.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 
-__all__ = ["Keys", "Purpose", "mix", "preserved_generators", "seed_generators"]
+__all__ = ["Keys", "Purpose", "extend", "mix", "preserved_generators", "seed_generators"]
 
 _MASK = (1 << 64) - 1
 
@@ -30,7 +30,11 @@ def mix(*words: int) -> int:
     >>> mix(1, 2) == mix(1, 2), mix(1, 2) == mix(2, 1)
     (True, False)
     """
-    state = 0
+    return extend(0, *words)
+
+
+def extend(state: int, *words: int) -> int:
+    """Hash further integers into ``state``, what ``mix`` made of those before."""
     for word in words:
         state = (state + word + 0x9E3779B97F4A7C15) & _MASK
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -63,11 +67,15 @@ def preserved_generators(device: torch.device) -> Iterator[None]:
 class Keys:
     """The random keys of one micro-batch in one step; call ``layer`` right before running that layer."""
 
-    seed: int
-    step: int
-    microbatch: int
+    prefix: int
     device: torch.device
+
+    @classmethod
+    def of_step(cls, *, seed: int, step: int, microbatches: Iterable[int], device: torch.device) -> list["Keys"]:
+        """Return the keys of the micro-batches with these numbers in the global batch."""
+        prefix = mix(Purpose.FORWARD, seed, step)
+        return [cls(extend(prefix, microbatch), device) for microbatch in microbatches]
 
     def layer(self, layer: int) -> None:
         """Seed the default generators for the layer with this global number."""
-        seed_generators(mix(Purpose.FORWARD, self.seed, self.step, self.microbatch, layer), self.device)
+        seed_generators(extend(self.prefix, layer), self.device)

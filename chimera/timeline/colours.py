@@ -8,6 +8,7 @@ from collections import defaultdict
 from typing import Final, NamedTuple
 
 from chimera.ir.action import Action, Instruction, Kind, Overlap, flatten
+from chimera.ir.table import NO_MICROBATCH
 from chimera.ir.timeline import Timeline
 
 __all__ = ["REDUCTION", "Paint", "Painter"]
@@ -45,10 +46,9 @@ class Painter:
         table = timeline.table
         for rank in range(timeline.num_ranks):
             rows = timeline.rows(rank)
-            seen = set(zip(table.stage[rows].tolist(), table.microbatch[rows].tolist(), table.kind[rows].tolist()))
-            for stage, microbatch, kind in seen:
-                if kind in _LIGHTNESS_AND_SATURATION:
-                    stages[rank, self._route(microbatch)].add(stage)
+            for stage, microbatch in set(zip(table.stage[rows].tolist(), table.microbatch[rows].tolist(), strict=True)):
+                if microbatch != NO_MICROBATCH:
+                    stages[rank, self.route_of(microbatch)].add(stage)
         self._chunks = {key: sorted(held) for key, held in stages.items()}
 
     def paint(self, rank: int, instruction: Instruction) -> Paint:
@@ -58,7 +58,7 @@ class Painter:
             return REDUCTION
         if action.kind not in _LIGHTNESS_AND_SATURATION or action.microbatch is None:
             return _OTHER
-        route = self._route(action.microbatch)
+        route = self.route_of(action.microbatch)
         lightness, saturation = _LIGHTNESS_AND_SATURATION[action.kind]
         lightness -= _CHUNK_RANGE * self._chunk_share(rank, route, action)
         hue = _HUES[route] if route < len(_HUES) else (_HUES[0] + route * 0.381966) % 1.0
@@ -71,7 +71,18 @@ class Painter:
         """Return the colours of the one or two actions of an instruction."""
         return [self.paint(rank, action) for action in flatten([instruction])]
 
-    def _route(self, microbatch: int) -> int:
+    @property
+    def has_chunks(self) -> bool:
+        """Whether some rank holds several stages of one route."""
+        return any(len(held) > 1 for held in self._chunks.values())
+
+    def is_first_chunk(self, rank: int, action: Action) -> bool:
+        """Whether the action's stage is the first of those that ``rank`` holds on its route."""
+        assert action.microbatch is not None, f"{action} has no micro-batch, so no route"
+        return self._chunk_share(rank, self.route_of(action.microbatch), action) == 0
+
+    def route_of(self, microbatch: int) -> int:
+        """Return the route of a micro-batch."""
         return self._routes[microbatch] if 0 <= microbatch < len(self._routes) else 0
 
     def _chunk_share(self, rank: int, route: int, action: Action) -> float:

@@ -108,7 +108,7 @@ def _read_rank(
     if not len(lanes) == len(actions) == len(starts) == len(ends):
         lengths = ", ".join(f"{name} {len(columns[name])}" for name in sorted(_COLUMNS))
         raise FormatError(f"{where}: columns of different lengths: {lengths}")
-    spans = []
+    spans: list[tuple[int, int, Instruction, float, float]] = []
     for i, (lane, text, start, end) in enumerate(zip(lanes, actions, starts, ends, strict=True)):
         if lane not in _LANES:
             raise FormatError(f"{where}: lane[{i}] is {lane!r}; needed: one of {', '.join(_LANES)}")

@@ -64,11 +64,10 @@ class Grid:
         """Return the grid in colours, for a rich console; print it without wrapping."""
         from rich.text import Text
 
-        text = Text(self.ruler + "\n", style="dim", no_wrap=True, overflow="ignore", end="\n")
+        text = Text(no_wrap=True, overflow="ignore").append(self.ruler + "\n", style="dim")
         for row in self.rows:
             for cell in row:
-                style = f"{cell.paint.text} on {cell.paint.fill}" if cell.paint else "default not dim"
-                text.append(cell.text, style=style)
+                text.append(cell.text, style=f"{cell.paint.text} on {cell.paint.fill}" if cell.paint else None)
             text.append("\n")
         return text.append("\n".join(self.notes), style="dim")
 

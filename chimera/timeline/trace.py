@@ -57,7 +57,7 @@ def write_trace(timeline: Timeline, path: str | Path, *, memory: bool = True) ->
 def trace_events(timeline: Timeline, *, memory: bool = True) -> Iterator[dict[str, Any]]:
     """Yield the events, rank by rank: names, then spans by thread in order of time, then the memory counter."""
     scale = _US_PER_S if timeline.unit == SECOND else _US_PER_MODEL_UNIT
-    zero = float(timeline.start.min(initial=timeline.origin))
+    zero = float(timeline.start.min()) if len(timeline.start) else 0.0
     for rank in range(timeline.num_ranks):
         threads = _threads(timeline.spans(rank))
         yield _metadata("process_name", rank, name=f"rank {rank}")

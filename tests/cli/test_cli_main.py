@@ -4,13 +4,18 @@ import io
 import re
 import subprocess
 import sys
+from types import MappingProxyType
+from typing import Annotated
 
 import pytest
+from tyro.conf import Positional
 
 import chimera
 import chimera.cli.main
 from chimera.cli.commands import COMMANDS, Command, find_command
 from chimera.cli.main import describe, main
+from chimera.cli.options import Flag
+from chimera.cli.overrides import Overrides, split_overrides
 from chimera.errors import ConfigError, InfeasibleError, RunError, UsageError
 
 CHIMERA = [sys.executable, "-m", "chimera"]
@@ -21,6 +26,7 @@ def fails_with(error):
 
     class Failing:
         name = "fail"
+        overrides = False
 
         @staticmethod
         def load():
@@ -60,7 +66,10 @@ def test_nothing_asked_is_wrong_usage(capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["shedule"], "'shedule' is not a command (did you mean 'schedule'?); 'chimera --help' lists them"),
+        (
+            ["shedule"],
+            "'shedule' is not a command (did you mean 'schedule' or 'simulate'?); 'chimera --help' lists them",
+        ),
         (["zzz", "--help"], "'zzz' is not a command; 'chimera --help' lists them"),
         (
             ["schedule", "sho", "1f1b"],
@@ -68,7 +77,10 @@ def test_nothing_asked_is_wrong_usage(capsys):
         ),
         (
             ["schedule"],
-            "'chimera schedule' needs one of: list, show, check, export, compare; 'chimera schedule --help' describes them",
+            (
+                "'chimera schedule' needs one of: list, show, check, export, compare; "
+                "'chimera schedule --help' describes them"
+            ),
         ),
     ],
 )
@@ -85,7 +97,8 @@ def test_help_of_every_command_has_an_example(capsys, command):
     out, err = capsys.readouterr()
     assert err == ""
     assert out.startswith(f"usage: chimera {command.name} ")
-    assert f" chimera {command.name} " in out.split("\n\n", 1)[1].partition("╭")[0]
+    description = out.split("\n\n", 1)[1]
+    assert re.search(rf"^ +chimera {command.name}\b", description, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +166,48 @@ def test_descriptions_are_wrapped_and_keep_examples(monkeypatch):
         """
 
     assert describe(command) == (
-        "  Do a thing that takes rather more\n    words than fit.\n  Example:\n      chimera thing --size 3"
+        "  Do a thing that takes rather more\n  words than fit.\n  Example:\n      chimera thing --size 3"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["a.toml", "--run.steps", "20", "--loud"], ("a.toml", {"run.steps": "20"}, True)),
+        (["--optimizer.peak-lr=-1", "a.toml"], ("a.toml", {"optimizer.peak_lr": "-1"}, False)),
+        (["a.toml"], ("a.toml", {}, False)),
+    ],
+)
+def test_overrides_reach_a_command_that_takes_them(monkeypatch, words, seen):
+    """``--section.key value`` comes as a mapping; the command's own options are parsed as ever."""
+    calls = []
+
+    def train(config: Annotated[str, Positional], *, loud: Flag = False, overrides: Overrides = MappingProxyType({})):
+        """Train."""
+        calls.append((config, dict(overrides), loud))
+
+    class Train:
+        name = "train"
+        overrides = True
+        load = staticmethod(lambda: train)
+
+    monkeypatch.setattr(chimera.cli.main, "find_command", lambda words: (Train, list(words[1:])))
+    assert main(["train", *words]) == 0
+    assert calls == [seen]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--run.steps"], "--run.steps has no value; needed: --run.steps VALUE"),
+        (["--run.steps", "--json"], "--run.steps has no value; needed: --run.steps VALUE"),
+        (["--run.steps=1", "--run.steps", "2"], "--run.steps is given twice, as '1' and '2'; leave one out"),
+    ],
+)
+def test_an_override_has_one_value(words, message):
+    """An override without a value, or with two, is refused."""
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        split_overrides(words)
 
 
 def test_a_row_of_the_table_loads_its_function():

@@ -189,6 +189,21 @@ def test_shares_are_those_of_bert():
     assert np.mean([row["nsp_labels"] for row in rows]) == pytest.approx(0.5, abs=5 * 0.5 / np.sqrt(len(rows)))
 
 
+def test_random_words_are_any_but_special_ones():
+    """In a vocabulary of three words, each of them is drawn and no special token ever is."""
+    vocabulary = Vocabulary(8, PAD, UNK, CLS, SEP, MASK, (0, 1, 2, 3, 4))
+    documents = TokenizedDocuments.from_ids([[[5] * 20, [5] * 20], [[5] * 7 + [6]]], vocab_size=8)
+    samples = BertSamples(documents, sequence_length=64, seed=0, vocabulary=vocabulary, mlm_probability=0.5)
+    drawn = [
+        token
+        for index in range(300)
+        for token in samples[index]["input_ids"][samples[index]["mlm_labels"] == 5].tolist()
+    ]
+    assert set(drawn) == {MASK, 5, 6, 7}
+    # 10 % over three words, and the 10 % that stay.
+    assert [drawn.count(token) / len(drawn) for token in (5, 6, 7)] == pytest.approx([4 / 30, 1 / 30, 1 / 30], abs=0.02)
+
+
 def test_each_place_is_chosen_equally_often():
     """The choice of tokens has no favourite position."""
     samples = samples_of(book(10, 10, 16), sequence_length=35)
@@ -234,10 +249,13 @@ def test_the_values_of_a_sample_are_fixed():
     """A frozen sample: a change of the numbers behind it would silently change every resumed run."""
     documents = [[[10, 11, 12], [13, 14], [15, 16, 17, 18]], [[20, 21, 22], [23, 24, 25]], [[30, 31]]]
     sample = samples_of(documents, sequence_length=12, seed=7, mlm_probability=0.4)[5]
-    assert {key: value.tolist() for key, value in sample.items()} == FROZEN
-
-
-FROZEN = {}
+    assert {key: value.tolist() for key, value in sample.items()} == {
+        "input_ids": [2, 10, 11, 12, 3, 4, 4, 15, 18, 4, 18, 3],
+        "token_type_ids": [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1],
+        "attention_mask": [1] * 12,
+        "mlm_labels": [-100, -100, -100, -100, -100, 13, 14, -100, 16, 17, -100, -100],
+        "nsp_labels": 0,
+    }
 
 
 def test_long_pairs_lose_tokens_of_the_longer_segment():

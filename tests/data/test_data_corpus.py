@@ -62,7 +62,7 @@ def test_compressed_text_is_recognised_by_its_content(tmp_path, compress):
         (b"", ["is empty", "one sentence per line", '"bundled"']),
         (b"\n \n\r\n", ["is empty"]),
         (
-            "One.\n\nTwo.\n\n".encode(),
+            b"One.\n\nTwo.\n\n",
             ["2 document(s)", "a blank line after every sentence makes every document a single"],
         ),
         (b"Good.\nBad \0 one.\n", ["NUL at line 2, byte 5", "binary or UTF-16", "iconv"]),
@@ -102,7 +102,7 @@ def test_the_bundled_corpus_is_large_clean_english():
     assert len(documents) == 1453
     assert min(map(len, documents)) >= 2
     assert not set(text) & set("_*[]{}<>|`\\#@~^")
-    for leftover in ("Gutenberg", "CHAPTER", "Illustration"):
+    for leftover in ("Gutenberg", "CHAPTER", "Illustration:"):
         assert leftover not in text
     assert not [line for line in text.splitlines() if line[:1].isdigit()]
 

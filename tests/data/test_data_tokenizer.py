@@ -53,6 +53,17 @@ def test_text_that_looks_like_a_special_token_is_ordinary(trained):
     assert not set(ids) & {0, 2, 3, 4}
 
 
+def test_a_tokenizer_json_that_knows_special_tokens_does_not_find_them_in_text(trained):
+    """Published tokenizers mark their special tokens; those in a sentence are ordinary text all the same."""
+    content = json.loads(trained.to_json())
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    content["added_tokens"] = [{"id": number, "content": token, **flags} for number, token in enumerate(SPECIAL_TOKENS)]
+    marked = WordPiece.from_json(json.dumps(content))
+    assert marked.vocabulary == trained.vocabulary
+    text = ["the [MASK] [SEP] cat[CLS]", *SENTENCES]
+    assert marked.encode(text) == trained.encode(text)
+
+
 def test_training_is_the_same_in_every_process(tmp_path):
     """Two trainings in this process and one in another, with other hash seeds, number every token alike."""
     here = [json.dumps(train_wordpiece(SENTENCES, vocab_size=60).tokens(), sort_keys=True) for _ in range(5)]

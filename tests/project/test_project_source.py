@@ -1,7 +1,9 @@
 """Strings and calls that have no place in the repository, and files that have to agree with one another."""
 
 import ast
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -55,6 +57,16 @@ def test_no_input_is_ever_executed(path):
             assert node.value.value is safe
         elif isinstance(node, ast.Name):
             assert node.id != "Not" + "ImplementedError"
+
+
+@pytest.mark.parametrize("name", ["scripts/check", "scripts/lint", "scripts/long", "scripts/test", ".ci/run"])
+def test_scripts_are_executable_and_stop_at_an_error(name):
+    """Every script of the developer interface can be called by its name, parses, and stops where a command fails."""
+    path = ROOT / name
+    assert os.access(path, os.X_OK)
+    assert path.read_text(encoding="utf-8").startswith("#!/usr/bin/env bash\n")
+    assert "\nset -euo pipefail\n" in path.read_text(encoding="utf-8")
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
 
 
 def test_every_requirement_has_a_tested_version_and_a_reason():

@@ -1,0 +1,226 @@
+"""``chimera bench runtime``: what the runtime adds to a schedule's own time, on the virtual device.
+
+Real processes and messages, computation replaced by waits. All contenders take turns in one set of processes; what is
+printed is the median of several runs, beside the time the schedule itself needs when communication is free.
+"""
+
+import json as json_form
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import HashStore
+from tyro.conf import Positional, arg
+
+from chimera.cli.options import Flag, SizeOptions, load_schedule, sizes_for
+from chimera.cli.terminal import console, print_table, print_wrapped
+from chimera.errors import UsageError
+from chimera.ir.costs import Costs
+from chimera.ir.schedule import Schedule
+from chimera.launch.environment import Place, connected
+from chimera.launch.local import Tell, run_local
+from chimera.runtime.bench import Contender, Measurement, measure, ours, torch_counterparts, torchs
+from chimera.simulate import simulate
+
+__all__ = ["RuntimeRow", "bench_runtime"]
+
+_TIMEOUT_S = 300.0
+_DEFAULT_CHUNKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeRow:
+    """One contender's figures.
+
+    Attributes:
+        name: the schedule; torch's begin with "torch".
+        ideal_s: the schedule's makespan with free communication; None where it is unknown.
+        step_s: the median step, of the slowest rank.
+        ratio: step_s over ideal_s.
+        runs_s: every run.
+        cpu_us_per_action: CPU time of all ranks over all their forwards and backwards, with no computation in them.
+        cpu_us_per_pair: the same over micro-batches: a forward and a backward through all ranks.
+    """
+
+    name: str
+    ideal_s: float | None
+    step_s: float
+    ratio: float | None
+    runs_s: tuple[float, ...]
+    cpu_us_per_action: float
+    cpu_us_per_pair: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every rank is told to measure."""
+
+    schedules: tuple[tuple[str, Schedule], ...]
+    torch_names: tuple[str, ...]
+    ranks: int
+    microbatches: int
+    chunks: int
+    forward_s: float
+    backward_s: float
+    message_bytes: int
+    runs: int
+
+
+def bench_runtime(
+    names: Annotated[tuple[str, ...], Positional, arg(metavar="NAME|FILE...", help_behavior_hint="")],
+    sizes: SizeOptions,
+    *,
+    forward_ms: float = 20.0,
+    backward_ms: float = 40.0,
+    message_bytes: int = 262144,
+    runs: int = 5,
+    against: Literal["none", "torch"] = "none",
+    json: Flag = False,
+) -> None:
+    """Measure step times of schedules on the virtual device against their ideal, and the runtime's own CPU time.
+
+    --chunks, --pairs and --unit go to the schedules that take them. With --against torch, the schedule of
+    torch.distributed.pipelining of the same name runs in turn with ours; where it has none, every one it offers.
+
+    Example:
+        chimera bench runtime 1f1b chimera --ranks 8 --microbatches 8 --against torch
+
+    Args:
+        names: schedules' names, or files
+        sizes: of a schedule given by NAME; a FILE has its own
+        forward_ms: forward of one micro-batch on one rank (a chunk takes 1/v of it)
+        backward_ms: backward, likewise
+        message_bytes: size of every activation and gradient that is sent
+        runs: measured runs; the median is printed
+        against: another runtime to measure in turn
+        json: print a JSON document instead
+    """
+    if not names:
+        raise UsageError("bench runtime needs a schedule; try: bench runtime 1f1b chimera --ranks 8 --microbatches 8")
+    for option, value, least in (("runs", runs, 1), ("message-bytes", message_bytes, 4)):
+        if value < least:
+            raise UsageError(f"--{option} {value}: needed: at least {least}")
+    if min(forward_ms, backward_ms) < 0:
+        raise UsageError("--forward-ms and --backward-ms are times; needed: at least 0")
+    schedules = tuple((n, load_schedule(n, own)) for n, own in zip(names, sizes_for(names, sizes), strict=True))
+    ranks = {schedule.num_ranks for _, schedule in schedules}
+    if len(ranks) != 1:
+        raise UsageError(f"the schedules have {', '.join(map(str, sorted(ranks)))} ranks; needed: all the same")
+    job = _Job(
+        schedules=schedules,
+        torch_names=_counterparts(names) if against == "torch" else (),
+        ranks=ranks.pop(),
+        microbatches=sizes.microbatches or schedules[0][1].num_microbatches,
+        chunks=sizes.chunks or _DEFAULT_CHUNKS,
+        forward_s=forward_ms / 1e3,
+        backward_s=backward_ms / 1e3,
+        message_bytes=message_bytes,
+        runs=runs,
+    )
+    rows = run_local(_Measure(job), job.ranks, preload=["chimera.runtime.bench", "chimera.cli.bench_runtime"])[0]
+    if json:
+        print(json_form.dumps([asdict(row) for row in rows], indent=1))
+        return
+    _print(rows, job)
+
+
+def _counterparts(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(other for name in names for other in torch_counterparts(name)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """What each rank runs."""
+
+    job: _Job
+
+    def __call__(self, place: Place, tell: Tell) -> list[RuntimeRow]:
+        """Measure with waits, then without, and return the rows."""
+        del tell
+        torch.set_num_threads(1)
+        with connected(place, timeout_s=_TIMEOUT_S) as group:
+            if group is None:
+                # torch's stages want a group even on their own.
+                dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+            waiting = _contenders(self.job)
+            measured = measure(waiting, self.job.runs)
+            idle = _contenders(replace(self.job, forward_s=0.0, backward_s=0.0))
+            spent = measure(idle, self.job.runs)
+            rows = [_row(contender, measured, spent, self.job) for contender in waiting]
+            if group is None:
+                dist.destroy_process_group()
+            return rows
+
+
+def _contenders(job: _Job) -> list[Contender]:
+    costs = Costs(forward=job.forward_s, backward=job.backward_s)
+    return [ours(name, schedule, costs, job.message_bytes) for name, schedule in job.schedules] + [
+        torchs(
+            name,
+            ranks=job.ranks,
+            microbatches=job.microbatches,
+            chunks=job.chunks,
+            forward_s=job.forward_s,
+            backward_s=job.backward_s,
+            message_bytes=job.message_bytes,
+        )
+        for name in job.torch_names
+    ]
+
+
+def _row(
+    contender: Contender, measured: dict[str, Measurement], spent: dict[str, Measurement], job: _Job
+) -> RuntimeRow:
+    costs = Costs(forward=job.forward_s, backward=job.backward_s)
+    own = dict(job.schedules)
+    schedule = own.get(contender.name) or own.get(contender.name.removeprefix("torch "))
+    ideal = simulate(schedule, costs).makespan if schedule is not None else None
+    times = measured[contender.name]
+    cpu_us = spent[contender.name].median_cpu_s * 1e6
+    return RuntimeRow(
+        name=contender.name,
+        ideal_s=ideal,
+        step_s=times.median_s,
+        ratio=times.median_s / ideal if ideal else None,
+        runs_s=times.step_s,
+        cpu_us_per_action=cpu_us / (contender.num_computations * job.ranks),
+        cpu_us_per_pair=cpu_us / (contender.num_computations / 2),
+    )
+
+
+def _print(rows: list[RuntimeRow], job: _Job) -> None:
+    out = console()
+    headings = ["schedule", "ideal\nms", "measured\nms", "measured\n/ ideal", "CPU µs\nper action", "CPU µs\nper pair"]
+    print_table(
+        out,
+        headings,
+        [
+            [
+                row.name,
+                "–" if row.ideal_s is None else f"{row.ideal_s * 1e3:.1f}",
+                f"{row.step_s * 1e3:.1f}",
+                "–" if row.ratio is None else f"{row.ratio:.3f}",
+                f"{row.cpu_us_per_action:.0f}",
+                f"{row.cpu_us_per_pair:.0f}",
+            ]
+            for row in rows
+        ],
+    )
+    out.print()
+    print_wrapped(
+        out,
+        f"{job.ranks} ranks, {job.microbatches} micro-batches, messages of {job.message_bytes:,} bytes; median of "
+        f"{job.runs} runs. Ideal: the schedule with free communication. CPU: with no computation, of all ranks "
+        "together; a pair is one micro-batch's forward and backward through one chunk per rank.",
+    )
+    torchs_rows = [row for row in rows if row.name.startswith("torch ")]
+    if torchs_rows:
+        best = min(torchs_rows, key=lambda row: row.step_s)
+        fastest = min((row for row in rows if row not in torchs_rows), key=lambda row: row.step_s)
+        out.print()
+        print_wrapped(
+            out,
+            f"Best of torch here: {best.name.removeprefix('torch ')}, {best.step_s * 1e3:.1f} ms; best of ours: "
+            f"{fastest.name}, {fastest.step_s * 1e3:.1f} ms, {best.step_s / fastest.step_s:.2f} × as fast.",
+        )

@@ -1,0 +1,6 @@
+"""Floor 6: starts the ranks of a job on this host, or joins those that another launcher started. Knows no training."""
+
+from chimera.launch.environment import Place, connected, place_from_environment
+from chimera.launch.local import run_local, warm_up
+
+__all__ = ["Place", "connected", "place_from_environment", "run_local", "warm_up"]

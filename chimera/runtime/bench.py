@@ -1,0 +1,152 @@
+"""Measures runtimes against each other on the virtual device: who adds least to a schedule's own time.
+
+Contenders run alternately in the same processes, so that whatever else the machine does meets them all. Ours is a
+``Pipeline``; torch.distributed.pipelining is built here from the same layers, the same loss and the same micro-batches.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import pipelining
+
+from chimera.ir.costs import Costs
+from chimera.ir.schedule import Schedule
+from chimera.runtime.pipeline import Pipeline
+from chimera.runtime.virtual import VirtualLayer, VirtualLoss, virtual_batch, virtual_layers
+
+__all__ = ["Contender", "Measurement", "measure", "ours", "torch_counterparts", "torchs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Something that runs a step of ``num_microbatches`` through the group.
+
+    Attributes:
+        name: shown in the table.
+        num_computations: forwards and backwards of one rank in one step, for the time per pair.
+        step: runs one.
+    """
+
+    name: str
+    num_computations: int
+    step: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The runs of one contender.
+
+    Attributes:
+        step_s: seconds of each run, the slowest rank's.
+        cpu_s: CPU seconds of each run, all ranks and all their threads together.
+    """
+
+    step_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """The median run."""
+        return statistics.median(self.step_s)
+
+    @property
+    def median_cpu_s(self) -> float:
+        """The median CPU time."""
+        return statistics.median(self.cpu_s)
+
+
+def measure(contenders: Sequence[Contender], runs: int) -> dict[str, Measurement]:
+    """Run every contender once to warm up, then ``runs`` times in turn; a collective over the default group."""
+    steps: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in contenders}
+    for run in range(runs + 1):
+        for contender in contenders:
+            dist.all_reduce(torch.zeros(1), dist.ReduceOp.SUM)
+            cpu, start = time.process_time(), time.perf_counter()
+            contender.step()
+            took = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+            spent = torch.tensor([time.process_time() - cpu], dtype=torch.float64)
+            dist.all_reduce(took, dist.ReduceOp.MAX)
+            dist.all_reduce(spent, dist.ReduceOp.SUM)
+            if run:
+                steps[contender.name].append((float(took), float(spent)))
+    return {
+        name: Measurement(tuple(took for took, _ in rows), tuple(spent for _, spent in rows))
+        for name, rows in steps.items()
+    }
+
+
+def ours(name: str, schedule: Schedule, costs: Costs, message_bytes: int) -> Contender:
+    """Return our runtime with ``schedule``, waiting as long as ``costs`` say, in seconds."""
+    layers = virtual_layers(costs.resolve(schedule), schedule.num_microbatches)
+    pipe = Pipeline(layers, schedule, VirtualLoss(len(layers)), dist.group.WORLD)
+    inputs, targets = virtual_batch(schedule.num_microbatches, message_bytes)
+    return Contender(
+        name,
+        2 * schedule.num_microbatches * schedule.num_stages // schedule.num_ranks,
+        lambda: pipe.step(inputs, targets),
+    )
+
+
+_TORCH_SINGLE = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
+_TORCH_LOOPED = {
+    "interleaved": pipelining.ScheduleInterleaved1F1B,
+    "looped-bfs": pipelining.ScheduleLoopedBFS,
+}
+
+
+def torch_counterparts(name: str) -> tuple[str, ...]:
+    """Return torch's schedule of the same name, or all it offers here where it has none."""
+    offered = (*_TORCH_SINGLE, *_TORCH_LOOPED)
+    return (name,) if name in offered else offered
+
+
+def torchs(
+    name: str, *, ranks: int, microbatches: int, chunks: int, forward_s: float, backward_s: float, message_bytes: int
+) -> Contender:
+    """Return torch.distributed.pipelining with its schedule ``name``, over the default group."""
+    rank = dist.get_rank()
+    chunks = 1 if name in _TORCH_SINGLE else chunks
+    stages = ranks * chunks
+    loss = VirtualLoss(stages)
+
+    def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return loss(output, target[0])["virtual"][0]
+
+    message = torch.empty(1, max(1, message_bytes // 4))
+    own = [
+        pipelining.PipelineStage(
+            VirtualLayer(stage, forward_s / chunks, backward_s / chunks, 1.0),
+            stage,
+            stages,
+            torch.device("cpu"),
+            # Shapes said ahead: torch would otherwise run the layers on made-up values, which they refuse.
+            input_args=message.clone().requires_grad_(stage > 0),
+            output_args=message.clone().requires_grad_(),
+            output_grads=None if stage == stages - 1 else message,
+            input_grads=message if stage else None,
+        )
+        for stage in range(rank, stages, ranks)
+    ]
+    options: Mapping[str, Any] = {"loss_fn": loss_fn, "scale_grads": False}
+    schedule: Any
+    if name in _TORCH_SINGLE:
+        schedule = _TORCH_SINGLE[name](own[0], microbatches, **options)
+    else:
+        schedule = _TORCH_LOOPED[name](own, microbatches, **options)
+    inputs, targets = (torch.cat(parts) for parts in virtual_batch(microbatches, message_bytes))
+    targets = targets.view(microbatches, 1)
+    first, last = rank == 0, rank == (stages - 1) % ranks
+
+    def step() -> None:
+        arguments = (inputs,) if first else ()
+        keywords = {"target": targets, "losses": []} if last else {}
+        schedule.step(*arguments, **keywords)
+        for stage in own:
+            stage.submod.zero_grad()
+
+    return Contender(f"torch {name}", 2 * microbatches * chunks, step)

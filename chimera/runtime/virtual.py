@@ -1,0 +1,101 @@
+"""The virtual device: layers whose computation is a wait, so that any schedule runs anywhere at its true pace.
+
+Processes, messages, autograd and the whole runtime are real. Every micro-batch carries its own value, which each layer
+checks on the way back and the loss at the end: a message that was swapped, lost or permuted shows at once.
+"""
+
+import time
+
+import torch
+from torch import nn
+
+from chimera.errors import RunError
+from chimera.ir.action import Kind
+from chimera.ir.costs import ResolvedCosts
+
+__all__ = ["VirtualLayer", "VirtualLoss", "virtual_batch", "virtual_layers"]
+
+
+_TOLERANCE = 1e-3
+
+
+def _wait(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)
+
+
+class VirtualLayer(nn.Module):
+    """One stage's worth of waiting.
+
+    Args:
+        number: the layer's place, from 0: what the layers before it added to the value.
+        forward_s: seconds that its forward takes.
+        backward_s: seconds that its backward takes.
+        total: the loss count of the whole step, by which gradients are divided.
+    """
+
+    def __init__(self, number: int, forward_s: float, backward_s: float, total: float) -> None:
+        super().__init__()
+        self.number = number
+        self.forward_s = forward_s
+        self.backward_s = backward_s
+        self.total = total
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return ``tensor`` plus one, some time later."""
+        _wait(self.forward_s)
+        out = tensor + self.weight
+        if out.requires_grad:
+            identity = tensor[0, 0].item() - self.number
+            out.register_hook(lambda gradient: self._backward(gradient, identity))
+        return out
+
+    def _backward(self, gradient: torch.Tensor, identity: float) -> None:
+        """Wait as long as a backward takes, and check that the gradient is this micro-batch's."""
+        for value in (gradient[0, 0].item(), gradient[0, -1].item()):
+            if abs(value * self.total - identity) > _TOLERANCE:
+                raise RunError(
+                    f"virtual layer {self.number} got the gradient of micro-batch {value * self.total:g} where that of "
+                    f"{identity:g} was due: messages were swapped"
+                )
+        _wait(self.backward_s)
+
+
+class VirtualLoss:
+    """Checks that the last output is the target's micro-batch, and sends its number back as the gradient."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> dict[str, tuple[torch.Tensor, float]]:
+        """Return one term whose gradient is the micro-batch's number everywhere."""
+        identity = target.item()
+        for value in (output[0, 0].item(), output[0, -1].item()):
+            if abs(value - self._num_layers - identity) > _TOLERANCE:
+                raise RunError(
+                    f"the loss got micro-batch {value - self._num_layers:g} where {identity:g} was due: "
+                    "messages were swapped"
+                )
+        return {"virtual": (output.sum() * identity, 1.0)}
+
+    def counts(self, target: torch.Tensor) -> dict[str, float]:
+        """One per micro-batch."""
+        del target
+        return {"virtual": 1.0}
+
+
+def virtual_layers(costs: ResolvedCosts, num_microbatches: int) -> list[VirtualLayer]:
+    """Return one layer per stage that takes what ``costs`` say, in seconds."""
+    forward, backward = costs.duration[Kind.F], costs.duration[Kind.B]
+    return [
+        VirtualLayer(number, float(f), float(b), float(num_microbatches))
+        for number, (f, b) in enumerate(zip(forward, backward, strict=True))
+    ]
+
+
+def virtual_batch(num_microbatches: int, message_bytes: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return micro-batches whose messages have ``message_bytes`` bytes, each with a value of its own, and targets."""
+    numbers = range(1, num_microbatches + 1)
+    elements = max(1, message_bytes // 4)
+    return [torch.full((1, elements), float(n)) for n in numbers], [torch.tensor([float(n)]) for n in numbers]

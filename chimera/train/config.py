@@ -1,0 +1,212 @@
+"""The configuration of a training run: one frozen dataclass per section, joined and checked against each other.
+
+Each part of the project has its options beside it (``[model]``, ``[data]``, ``[optimizer]``, ``[learning_rate]``); the
+options of the run itself stand here. How they are read from a file and a command line is ``config_file``'s business;
+what they make of a schedule is ``layout``'s.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from chimera.data import DataConfig
+from chimera.errors import ConfigError, nearest_names
+from chimera.models import BertConfig
+from chimera.passes.reductions import ReductionMode
+from chimera.train.lr_schedules import LearningRate
+from chimera.train.optimizers import OptimizerConfig
+
+__all__ = [
+    "MetricsOptions",
+    "ParallelOptions",
+    "RunOptions",
+    "RuntimeOptions",
+    "ScheduleOptions",
+    "TrainConfig",
+]
+
+Dtype = Literal["fp32", "bf16"]
+Device = Literal["auto", "cpu", "cuda"]
+Unit = Literal["concatenate", "double", "halve"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleOptions:
+    """Options of the ``[schedule]`` section.
+
+    Attributes:
+        name: a schedule's name, or the path of a schedule file, which has its own sizes.
+        microbatches: whole micro-batches of one run through the pipeline, over all routes.
+        chunks: model chunks per rank (interleaved).
+        pairs: pairs of opposite pipelines (chimera).
+        unit: how a step of more micro-batches than ranks is made (chimera).
+        reduce: where gradient reductions start.
+        recompute: whether to keep only each stage's inputs between forward and backward.
+    """
+
+    name: str = "chimera"
+    microbatches: int | None = None
+    chunks: int | None = None
+    pairs: int | None = None
+    unit: Unit | None = None
+    reduce: ReductionMode = "eager-opt"
+    recompute: bool = False
+
+    def __post_init__(self) -> None:
+        for option in ("microbatches", "chunks", "pairs"):
+            _require_at_least(1, "schedule", option, getattr(self, option))
+        _require_one_of(get_args(ReductionMode), "schedule", "reduce", self.reduce)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """Options of the ``[parallel]`` section; the world has pipeline · data ranks.
+
+    Attributes:
+        pipeline: ranks p of one pipeline.
+        data: replicas d of the whole pipeline, each on its own share of the batch.
+    """
+
+    pipeline: int
+    data: int = 1
+
+    def __post_init__(self) -> None:
+        _require_at_least(1, "parallel", "pipeline", self.pipeline)
+        _require_at_least(1, "parallel", "data", self.data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of the ``[train]`` section.
+
+    Attributes:
+        steps: steps of the whole run; a resumed one goes on until this number.
+        microbatch_size: samples b of a whole micro-batch.
+        accumulation_runs: runs through the pipeline whose gradients make one step.
+        seed: of initial weights and dropout.
+        dtype: of computation; gradients and the weights that are updated are fp32 either way.
+        evaluation_interval: steps between evaluations; there is one before the first step and one after the last.
+        evaluation_samples: held-out samples of an evaluation, the same every time; 0 for no evaluation.
+        checkpoint_interval: steps between checkpoints; there is one after the last step.
+        keep_checkpoints: how many of the newest checkpoints stay.
+        out: folder of the run.
+    """
+
+    steps: int
+    microbatch_size: int
+    out: str
+    accumulation_runs: int = 1
+    seed: int = 0
+    dtype: Dtype = "fp32"
+    evaluation_interval: int = 100
+    evaluation_samples: int = 256
+    checkpoint_interval: int = 500
+    keep_checkpoints: int = 2
+
+    def __post_init__(self) -> None:
+        counts = (
+            "steps",
+            "microbatch_size",
+            "accumulation_runs",
+            "evaluation_interval",
+            "checkpoint_interval",
+            "keep_checkpoints",
+        )
+        for option in counts:
+            _require_at_least(1, "train", option, getattr(self, option))
+        for option in ("seed", "evaluation_samples"):
+            _require_at_least(0, "train", option, getattr(self, option))
+        _require_one_of(get_args(Dtype), "train", "dtype", self.dtype)
+        if not self.out:
+            raise ConfigError("[train] out is empty; give a folder for the run, such as runs/bert")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeOptions:
+    """Options of the ``[runtime]`` section.
+
+    Attributes:
+        timeout_s: how long a rank waits for another before the job ends.
+        device: where ranks compute; auto takes CUDA where there is a device.
+        port: of the job's store on 127.0.0.1; 0 takes any that is free.
+    """
+
+    timeout_s: float = 600.0
+    device: Device = "auto"
+    port: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.timeout_s < math.inf:
+            raise ConfigError(f"[runtime] timeout_s = {self.timeout_s!r} must be a finite number of seconds above 0")
+        _require_one_of(get_args(Device), "runtime", "device", self.device)
+        if not 0 <= self.port < 65536:
+            raise ConfigError(f"[runtime] port = {self.port} must be in 0…65535; 0 takes any that is free")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsOptions:
+    """Options of the ``[metrics]`` section.
+
+    Attributes:
+        tensorboard: whether to write a TensorBoard log beside ``metrics.jsonl``.
+    """
+
+    tensorboard: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A whole training run.
+
+    Raises:
+        ConfigError: sections that contradict each other; the message names the options.
+    """
+
+    model: BertConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    learning_rate: LearningRate
+    schedule: ScheduleOptions
+    parallel: ParallelOptions
+    train: RunOptions
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+    metrics: MetricsOptions = field(default_factory=MetricsOptions)
+
+    def __post_init__(self) -> None:
+        length, positions = self.data.sequence_length, self.model.max_positions
+        if length > positions:
+            raise ConfigError(
+                f"[data] sequence_length = {length} exceeds [model] max_positions = {positions}; "
+                f"set one of them to the other"
+            )
+        if self.data.vocab_size is not None and self.data.vocab_size > self.model.vocab_size:
+            raise ConfigError(
+                f"[data] vocab_size = {self.data.vocab_size} exceeds [model] vocab_size = {self.model.vocab_size}; "
+                "leave [model] vocab_size out to have it follow the vocabulary, or raise it (more rows are padding)"
+            )
+        samples, share = self.train.evaluation_samples, self.train.microbatch_size * self.parallel.data
+        if samples % share:
+            nearest = sorted({max(share, samples // share * share), -(-samples // share) * share})
+            raise ConfigError(
+                f"[train] evaluation_samples = {samples} does not divide into whole micro-batches of "
+                f"{self.train.microbatch_size} on [parallel] data = {self.parallel.data} replicas; "
+                f"try {' or '.join(map(str, nearest))}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run, p · d."""
+        return self.parallel.pipeline * self.parallel.data
+
+
+def _require_at_least(least: int, section: str, option: str, value: int | None) -> None:
+    if value is not None and value < least:
+        raise ConfigError(f"[{section}] {option} = {value} must be a whole number of at least {least}")
+
+
+def _require_one_of(choices: tuple[Any, ...], section: str, option: str, value: str) -> None:
+    if value not in choices:
+        raise ConfigError(
+            f"[{section}] {option} = {value!r} is unknown{nearest_names(value, choices)}; "
+            f"choose one of {', '.join(choices)}"
+        )

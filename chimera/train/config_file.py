@@ -1,0 +1,192 @@
+"""A configuration from a TOML file and ``--section.key value`` overrides, and back to TOML.
+
+Every key has to be one that exists, with a value of its type; what is wrong is named with its place and the nearest
+right name. ``"none"`` stands for no value, which TOML has no word for. An override is what would stand behind the
+equals sign, quotes being optional. Two values follow from others where they are left out:
+``learning_rate.total_steps`` is ``train.steps``, and ``model.vocab_size`` the size of the vocabulary.
+"""
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from chimera.data.config import DEFAULT_VOCAB_SIZE
+from chimera.errors import ConfigError, nearest_names
+from chimera.train.config import TrainConfig
+
+__all__ = ["SECTIONS", "load_config", "make_config", "section_types", "to_toml"]
+
+_Values = dict[str, dict[str, Any]]
+_NONE: Final = "none"
+
+SECTIONS: Final[Mapping[str, type[Any]]] = get_type_hints(TrainConfig)
+"""The dataclass of each section, in the order of ``TrainConfig``."""
+
+
+def load_config(path: str | Path, overrides: Mapping[str, str] | None = None) -> TrainConfig:
+    """Read a TOML file and apply overrides, ``section.key`` → text.
+
+    Raises:
+        ConfigError: the file cannot be read, a key is unknown or missing, a value is of another type or out of range,
+            or options contradict each other.
+    """
+    path = Path(path)
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; give the path of a configuration file (TOML)") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+    return make_config(document, overrides, where=str(path))
+
+
+def make_config(
+    document: Mapping[str, Any], overrides: Mapping[str, str] | None = None, *, where: str = "configuration"
+) -> TrainConfig:
+    """Make a configuration of nested values, as ``load_config`` does of a file; messages begin with ``where``."""
+    values: _Values = {name: {} for name in SECTIONS}
+    for section, table in document.items():
+        if section not in SECTIONS:
+            raise ConfigError(
+                f"{where}: unknown section [{section}]{nearest_names(section, SECTIONS)}; known: {', '.join(SECTIONS)}"
+            )
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{where}: {section} = {table!r} is a value; needed: a section [{section}] with keys")
+        for key, value in table.items():
+            values[section][key] = _checked(section, key, value, f"{where}: {section}.{key}")
+    for name, text in (overrides or {}).items():
+        section, _, key = name.partition(".")
+        if section not in SECTIONS or not key:
+            raise ConfigError(
+                f"--{name}: unknown section {section!r}{nearest_names(section, SECTIONS)}; needed: --section.key, "
+                f"the section being one of {', '.join(SECTIONS)}"
+            )
+        key = key.replace("-", "_")
+        values[section][key] = _checked(section, key, _from_text(section, key, text), f"--{name}")
+    _derive(values, where)
+    _require_all(values, where)
+    try:
+        return TrainConfig(**{name: SECTIONS[name](**options) for name, options in values.items()})
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def to_toml(config: TrainConfig) -> str:
+    """Write every option; reading the text gives the same configuration back."""
+    lines: list[str] = []
+    for section, type_ in SECTIONS.items():
+        lines.append(f"[{section}]")
+        values = getattr(config, section)
+        for option in dataclasses.fields(type_):
+            value = getattr(values, option.name)
+            if value is not None or option.default is not None:
+                lines.append(f"{option.name} = {_toml_value(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+@cache
+def section_types(section: str) -> Mapping[str, Any]:
+    """Return the type of each key of a section."""
+    hints = get_type_hints(SECTIONS[section])
+    return {option.name: hints[option.name] for option in dataclasses.fields(SECTIONS[section])}
+
+
+def _checked(section: str, key: str, value: Any, where: str) -> Any:
+    """Return ``value`` as the type of its key, or say what it should be."""
+    types = section_types(section)
+    if key not in types:
+        elsewhere = [other for other in SECTIONS if key in section_types(other)]
+        hint = nearest_names(key, types) or (f" (it belongs to [{elsewhere[0]}])" if elsewhere else "")
+        raise ConfigError(f"{where} is unknown{hint}; [{section}] has: {', '.join(types)}")
+    if value == _NONE and NoneType in get_args(types[key]):
+        return None
+    try:
+        # TOML's values are JSON's; as such a list may become a tuple and a whole number a float, and nothing else.
+        return TypeAdapter(types[key]).validate_json(_json_of(value), strict=True)
+    except ValidationError:
+        raise ConfigError(f"{where} = {value!r}; needed: {_describe(types[key])}") from None
+
+
+def _from_text(section: str, key: str, text: str) -> Any:
+    """Return an override's text as the TOML value it stands for, or as text where it is none."""
+    if str in _members(section_types(section).get(key, str)) and not text.startswith(('"', "'")):
+        return text
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["value"] if len(parsed) == 1 else text
+
+
+def _derive(values: _Values, where: str) -> None:
+    """Fill in what follows from other options."""
+    if "total_steps" not in values["learning_rate"] and "steps" in values["train"]:
+        values["learning_rate"]["total_steps"] = values["train"]["steps"]
+    model, data = values["model"], values["data"]
+    if "vocab_size" in model:
+        return
+    if data.get("vocabulary") is not None and data.get("vocab_size") is None:
+        raise ConfigError(
+            f"{where}: data.vocabulary is a file, so model.vocab_size does not follow from the options; set "
+            "data.vocab_size or model.vocab_size to the number of its tokens"
+        )
+    model["vocab_size"] = data.get("vocab_size") or DEFAULT_VOCAB_SIZE
+
+
+def _require_all(values: _Values, where: str) -> None:
+    missing = [
+        f"{section}.{option.name}"
+        for section, type_ in SECTIONS.items()
+        for option in dataclasses.fields(type_)
+        if option.default is dataclasses.MISSING
+        and option.default_factory is dataclasses.MISSING
+        and option.name not in values[section]
+    ]
+    if missing:
+        raise ConfigError(
+            f"{where}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; set "
+            f"{'it' if len(missing) == 1 else 'them'} in the file or on the command line, as in --{missing[0]} VALUE"
+        )
+
+
+def _members(type_: Any) -> tuple[Any, ...]:
+    return get_args(type_) if isinstance(type_, UnionType) else (type_,)
+
+
+def _describe(type_: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: f'"{_NONE}"'}
+    described = []
+    for member in _members(type_):
+        if get_origin(member) is tuple:
+            described.append(f"a list of {len(get_args(member))} numbers")
+        elif member in names:
+            described.append(names[member])
+        else:
+            described += [f'"{choice}"' for choice in get_args(member)]
+    return " or ".join(described)
+
+
+def _json_of(value: Any) -> str:
+    return TypeAdapter(Any, config={"ser_json_inf_nan": "constants"}).dump_json(value).decode()
+
+
+def _toml_value(value: Any) -> str:
+    if value is None:
+        return f'"{_NONE}"'
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return repr(value)

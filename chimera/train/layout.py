@@ -1,0 +1,143 @@
+"""What a configuration makes of a schedule and a model: the schedule, the cut into stages, the sizes of a step.
+
+All of it is a pure function of the configuration, so every rank works it out alone, and ``chimera train`` says it
+before any rank starts. Knows no processes and no tensors.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chimera.data import DataConfig
+from chimera.errors import ConfigError, UsageError, nearest_names
+from chimera.ir.costs import Costs
+from chimera.ir.schedule import Schedule
+from chimera.ir.schedule_file import read_schedule
+from chimera.models import BertConfig
+from chimera.passes.derived import has_backward
+from chimera.plan.partition import partition
+from chimera.schedules import SCHEDULES, build_schedule
+from chimera.simulate import simulate
+from chimera.train.config import ScheduleOptions, TrainConfig
+
+__all__ = ["Layout", "bert_layer_costs", "layers_per_stage", "layout_of", "predicted_bubble"]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a run is laid out.
+
+    Attributes:
+        schedule: as built, computations only.
+        layer_to_stage: the stage of each layer.
+        microbatch_size: samples of one of the schedule's micro-batches (half of a whole one under backward halving).
+        microbatches_per_run: the schedule's micro-batches, over all routes.
+        microbatches_per_step: over all routes, accumulation runs and data-parallel replicas.
+    """
+
+    schedule: Schedule
+    layer_to_stage: tuple[int, ...]
+    microbatch_size: int
+    microbatches_per_run: int
+    microbatches_per_step: int
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.microbatch_size * self.microbatches_per_step
+
+
+def layout_of(config: TrainConfig) -> Layout:
+    """Build the schedule and cut the model.
+
+    Raises:
+        ConfigError: the schedule's ranks are not ``parallel.pipeline``, or its micro-batches cannot be cut.
+        UsageError: a size that the schedule does not take, or more stages than layers.
+    """
+    schedule = _schedule(config.schedule, config.parallel.pipeline)
+    if schedule.num_ranks != config.parallel.pipeline:
+        raise ConfigError(
+            f"schedule.name = {config.schedule.name!r} has {schedule.num_ranks} ranks, parallel.pipeline is "
+            f"{config.parallel.pipeline}; set parallel.pipeline to {schedule.num_ranks}"
+        )
+    if not has_backward(schedule):
+        raise ConfigError(f"schedule.name = {config.schedule.name!r} has no backward; it cannot train")
+    size = config.train.microbatch_size * schedule.microbatch_share
+    if size != int(size):
+        raise ConfigError(
+            f"train.microbatch_size = {config.train.microbatch_size} cannot be cut for schedule.unit = "
+            f"{config.schedule.unit!r}, which runs parts of {schedule.microbatch_share} of a micro-batch; "
+            f"try {config.train.microbatch_size - 1 or 2} or {config.train.microbatch_size + 1}"
+        )
+    runs = config.train.accumulation_runs * config.parallel.data
+    return Layout(
+        schedule,
+        partition(bert_layer_costs(config.model, config.data), schedule.num_stages),
+        int(size),
+        schedule.num_microbatches,
+        schedule.num_microbatches * runs,
+    )
+
+
+def bert_layer_costs(model: BertConfig, data: DataConfig) -> tuple[float, ...]:
+    """Return the multiplications of each layer's forward for one sample: embeddings, blocks, head.
+
+    A block multiplies 4·s·h² for attention's projections, 2·s²·h for scores and mixing, 2·s·h·f for the feed-forward;
+    the head decodes the masked positions only, h² for the transform and h·V for the words, and pools one position. The
+    embeddings look up and normalise: some 10·s·h simple operations.
+
+    >>> model = BertConfig(vocab_size=1000, hidden_size=64, num_layers=2, num_heads=2)
+    >>> bert_layer_costs(model, DataConfig(sequence_length=100))
+    (64000.0, 6195200.0, 6195200.0, 1025664.0)
+    """
+    s, h, f = data.sequence_length, model.hidden_size, model.feed_forward_size
+    block = 4.0 * s * h * h + 2.0 * s * s * h + 2.0 * s * h * f
+    masked = max(1, round(data.mlm_probability * s))
+    head = float(masked * (h * h + h * model.vocab_size) + h * h + 2 * h)
+    return (10.0 * s * h, *(block for _ in range(model.num_layers)), head)
+
+
+def predicted_bubble(schedule: Schedule) -> float:
+    """Return the idle share of a step with equal stages, a backward of two forwards and free messages."""
+    return simulate(schedule, Costs(forward=1.0, backward=2.0)).bubble_fraction
+
+
+def layers_per_stage(layer_to_stage: Sequence[int]) -> tuple[int, ...]:
+    """Return how many layers each stage has.
+
+    >>> layers_per_stage((0, 0, 1, 2))
+    (2, 1, 1)
+    """
+    return tuple(layer_to_stage.count(stage) for stage in range(layer_to_stage[-1] + 1))
+
+
+def _schedule(options: ScheduleOptions, ranks: int) -> Schedule:
+    sizes = {
+        name: value
+        for name in ("microbatches", "chunks", "pairs", "unit")
+        if (value := getattr(options, name)) is not None
+    }
+    if options.name in SCHEDULES:
+        if options.microbatches is None:
+            raise ConfigError(
+                f"schedule.microbatches is missing, which {options.name} needs; {ranks} or a multiple of it, the "
+                "pipeline's ranks, keeps them all busy"
+            )
+        try:
+            return build_schedule(options.name, ranks=ranks, **sizes)
+        except UsageError as error:
+            raise ConfigError(
+                f"[schedule] and [parallel]: {error} (--ranks is parallel.pipeline here, the others are keys of "
+                "[schedule])"
+            ) from error
+    if not Path(options.name).is_file():
+        raise ConfigError(
+            f"schedule.name = {options.name!r} is neither a schedule{nearest_names(options.name, SCHEDULES)} nor a "
+            f"file; the schedules are: {', '.join(SCHEDULES)}"
+        )
+    if sizes:
+        raise ConfigError(
+            f"schedule.name = {options.name!r} is a file, which has its own sizes; leave out "
+            f"schedule.{', schedule.'.join(sizes)}, or set it to none"
+        )
+    return read_schedule(options.name)[0]

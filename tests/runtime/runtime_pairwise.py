@@ -1,0 +1,88 @@
+"""The cases of the parity tests: the full legal product of all choices, and a small selection that covers every pair."""
+
+from itertools import combinations, product
+
+import numpy as np
+from runtime_cases import TEXTS
+
+AXES = {
+    "schedule": [
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        *(f"chimera-{pairs}-{unit}" for pairs in (1, 2) for unit in ("concatenate", "double", "halve")),
+        *TEXTS,
+    ],
+    "p": [1, 2, 3, 4],
+    "d": [1, 2],
+    "m": ["1", "3", "p", "2p+1", "own"],
+    "recompute": [False, True],
+    "model": ["mlp", "tuple", "bert"],
+    "reduce": ["end", "eager", "eager-opt"],
+}
+RANKS_OF_TEXT = {"text-v": 2, "text-crossed": 2, "text-forked": 3, "text-lowered": 2, "text-pairs": 2}
+
+
+def is_legal(case):
+    """Whether a schedule exists for these sizes, and no other case is the same under another name."""
+    schedule, p = case["schedule"], case["p"]
+    if schedule in TEXTS:
+        # A text brings its sizes; one that is lowered brings its reductions too.
+        placed = schedule != "text-lowered" or case["reduce"] == "end"
+        return case["m"] == "own" and p == RANKS_OF_TEXT[schedule] and placed
+    if case["m"] == "own" or p == 3:
+        return False
+    if schedule.startswith("chimera") and p % (2 * int(schedule.split("-")[1])):
+        return False
+    return p > 1 or case["m"] in {"1", "3"}
+
+
+def every_case():
+    """Return all legal combinations."""
+    cases = [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
+    return [case for case in cases if is_legal(case)]
+
+
+def full_product():
+    """Return all legal combinations of all axes but ``reduce``, which takes turns."""
+    cases = [case for case in every_case() if case["reduce"] == AXES["reduce"][0]]
+    for index, case in enumerate(cases):
+        if case["schedule"] != "text-lowered":
+            case["reduce"] = AXES["reduce"][index % 3]
+    return cases
+
+
+def pairs_of(case):
+    """Return every pair of choices that a case covers."""
+    return list(combinations(case.items(), 2))
+
+
+def pairwise_cases():
+    """Return few legal cases that cover every pair of choices that any legal case has.
+
+    Greedy: always the first of those that cover most pairs not covered yet.
+    """
+    cases = every_case()
+    numbers = {pair: i for i, pair in enumerate(dict.fromkeys(pair for case in cases for pair in pairs_of(case)))}
+    covers = np.zeros((len(cases), len(numbers)), np.int32)
+    for row, case in enumerate(cases):
+        covers[row, [numbers[pair] for pair in pairs_of(case)]] = 1
+    left = np.ones(len(numbers), np.int32)
+    chosen = []
+    while left.any():
+        best = int(np.argmax(covers @ left))
+        chosen.append(cases[best])
+        left[covers[best] == 1] = 0
+    return chosen
+
+
+def sized(case):
+    """Return the case with its number of micro-batches; None where the schedule's text says it."""
+    number = {"1": 1, "3": 3, "p": case["p"], "2p+1": 2 * case["p"] + 1, "own": None}
+    return {**case, "m": number[case["m"]]}
+
+
+def name_of(case):
+    """Return a case as one word."""
+    recompute = "recompute" if case["recompute"] else "keep"
+    return f"{case['schedule']}-p{case['p']}-d{case['d']}-m{case['m']}-{recompute}-{case['model']}-{case['reduce']}"

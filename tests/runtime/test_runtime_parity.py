@@ -1,0 +1,145 @@
+"""Any schedule equals one process: losses, gradients, norm and weights over ten steps."""
+
+import numpy as np
+import pytest
+import runtime_cases
+import torch
+from runtime_cases import all_names, hashable, make_loss, make_schedule, microbatch, relative_error
+from runtime_oracle import serial_history, total_loss
+from runtime_pairwise import AXES, every_case, full_product, name_of, pairs_of, pairwise_cases, sized
+
+STEPS = 10
+TOLERANCE = 1e-9
+EIGHT_RANKS = {"schedule": "chimera-1-concatenate", "p": 8, "d": 1, "m": "p", "model": "bert", "reduce": "eager-opt"}
+LARGER_CASES = [
+    {**EIGHT_RANKS, "recompute": False},
+    {**EIGHT_RANKS, "schedule": "chimera-2-halve", "recompute": True},
+    {**EIGHT_RANKS, "schedule": "1f1b", "m": "2p+1", "recompute": False},
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def worst(request):
+    """Collect errors by quantity; say at the end how many cases there were and what their largest errors were."""
+    errors = []
+    yield errors
+    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
+    if errors and reporter is not None:
+        largest = {quantity: max(error[quantity] for error in errors) for quantity in errors[0]}
+        text = ", ".join(f"{quantity} {error:.1e}" for quantity, error in largest.items())
+        reporter.write_line(f"\nparity: {len(errors)} cases; largest relative errors: {text}")
+
+
+def run(ranks, case):
+    """Run a case on ranks and serially; return the errors, after checks that need no tolerance."""
+    case = sized(case)
+    histories = ranks.run(case["p"] * case["d"], runtime_cases.train, case, STEPS, timeout_s=120.0)
+    num_microbatches = make_schedule(case["schedule"], case["p"], case["m"]).num_microbatches
+    serial = serial_history(case["model"], num_microbatches * case["d"], STEPS)
+    for history in histories:
+        assert [step["loss"] for step in history] == [step["loss"] for step in histories[0]]
+        assert [step["norm"] for step in history] == [step["norm"] for step in histories[0]]
+    assert_replicas_equal(histories, case["model"])
+    return errors_of(histories, serial)
+
+
+def assert_replicas_equal(histories, model):
+    """Every parameter is somewhere; all copies of it and of its gradient have the same bits after each step."""
+    for step in zip(*histories, strict=True):
+        for quantity in ("gradients", "weights"):
+            copies = {}
+            for rank in step:
+                for name, array in rank[quantity].items():
+                    copies.setdefault(name, set()).add(hashable(array))
+            assert copies.keys() == all_names(model)
+            assert [name for name, different in copies.items() if len(different) > 1] == []
+
+
+def errors_of(histories, serial):
+    """Return the largest relative error of each quantity over ranks, steps and parameters."""
+    errors = dict.fromkeys(("loss", "norm", "gradients", "weights"), 0.0)
+    for history in histories:
+        for got, expected in zip(history, serial, strict=True):
+            for quantity in ("loss", "norm"):
+                errors[quantity] = max(errors[quantity], relative_error(got[quantity], expected[quantity]))
+            for name, array in got["gradients"].items():
+                # By parameter, but none is asked for more than a thousandth of the whole gradient's precision.
+                error = relative_error(array, expected["gradients"][name], floor=1e-3 * expected["norm"])
+                errors["gradients"] = max(errors["gradients"], error)
+            for name, array in got["weights"].items():
+                errors["weights"] = max(errors["weights"], relative_error(array, expected["weights"][name]))
+    return errors
+
+
+def assert_equal_to_one_process(ranks, case, worst):
+    errors = run(ranks, case)
+    assert max(errors.values()) <= TOLERANCE, errors
+    worst.append(errors)
+
+
+@pytest.mark.parametrize("case", pairwise_cases(), ids=name_of)
+def test_every_pair_of_choices_equals_one_process(ranks, worst, case):
+    """Ten steps equal the serial run, in cases that cover every pair of schedule, p, d, m, recompute and model."""
+    assert_equal_to_one_process(ranks, case, worst)
+
+
+def test_eight_ranks_equal_one_process(ranks, worst):
+    """Ten steps of Chimera on eight ranks equal the serial run."""
+    assert_equal_to_one_process(ranks, LARGER_CASES[0], worst)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", [*full_product(), *LARGER_CASES], ids=name_of)
+def test_every_combination_equals_one_process(ranks, worst, case):
+    """Ten steps equal the serial run for every legal combination."""
+    assert_equal_to_one_process(ranks, case, worst)
+
+
+def test_selection_covers_every_legal_pair():
+    """No two choices that go together are left untested together, and every choice is there."""
+    selected = {pair for case in pairwise_cases() for pair in pairs_of(case)}
+    assert selected == {pair for case in every_case() for pair in pairs_of(case)}
+    assert {choice for pair in selected for choice in pair} == {(axis, v) for axis in AXES for v in AXES[axis]}
+
+
+@pytest.mark.parametrize("model", AXES["model"])
+def test_a_swap_of_two_micro_batches_would_show(model):
+    """Inputs of one micro-batch with the labels or the dropout of another give other gradients."""
+    layers, loss_fn = runtime_cases.make_layers(model), make_loss(model)
+    weight = next(layers[4].parameters())
+
+    def gradient(pairs, keys):
+        weight.grad = None
+        total_loss(layers, loss_fn, pairs, keys).backward()
+        return weight.grad.numpy().copy()
+
+    # 0 and 2 have equal shapes, and so have their messages.
+    (x0, y0), (x2, y2) = (microbatch(model, 0, index) for index in (0, 2))
+    keys = [(0, 0), (0, 2)]
+    right = gradient([(x0, y0), (x2, y2)], keys)
+    if model != "bert":  # its head reads the labels' places, so that labels move only with their inputs
+        assert relative_error(gradient([(x2, y0), (x0, y2)], keys), right) > 1e-3
+    assert relative_error(gradient([(x2, y2), (x0, y0)], keys), right) > 1e-3
+    np.testing.assert_array_equal(gradient([(x0, y0), (x2, y2)], keys), right)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "p", "d", "m"),
+    [("1f1b", 4, 2, "2p+1"), ("interleaved", 2, 1, "3"), ("chimera-1-halve", 2, 2, "p"), ("text-forked", 3, 1, "own")],
+)
+def test_gradients_in_single_precision_equal_one_process(ranks, schedule, p, d, m):
+    """The gradient of one fp32 step differs from the serial fp32 gradient by at most 1e-5 of its norm."""
+    case = sized({"schedule": schedule, "p": p, "d": d, "m": m, "model": "bert", "recompute": True, "reduce": "eager"})
+    histories = ranks.run(p * d, runtime_cases.train, {**case, "dtype": "float32"}, 1)
+    num_microbatches = make_schedule(schedule, p, case["m"]).num_microbatches * d
+    (serial,) = serial_history("bert", num_microbatches, 1, torch.float32)
+    gathered = {name: array for (step,) in histories for name, array in step["gradients"].items()}
+    assert {array.dtype.name for array in gathered.values()} == {"float32"}
+    got = np.concatenate([gathered[name].ravel() for name in sorted(gathered)])
+    expected = np.concatenate([serial["gradients"][name].ravel() for name in sorted(gathered)])
+    assert relative_error(got, expected) <= 1e-5
