@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import HashStore
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, not listed
 from tyro.conf import Positional, arg
 
 from chimera.cli.options import Flag, SizeOptions, load_schedule, sizes_for
@@ -19,7 +19,8 @@ from chimera.errors import UsageError
 from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
 from chimera.launch.environment import Place, connected
-from chimera.launch.local import Tell, run_local
+from chimera.launch.local import run_local
+from chimera.launch.processes import Tell
 from chimera.runtime.bench import Contender, Measurement, measure, ours, torch_counterparts, torchs
 from chimera.simulate import simulate
 

@@ -5,6 +5,7 @@ knows an order of actions, and no cost depends on when or where an action runs. 
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from chimera.errors import UsageError
 from chimera.ir.action import Kind
+from chimera.ir.files import shown
 from chimera.ir.schedule import Schedule
 
 __all__ = ["MODEL_UNIT", "PER_STAGE_FIELDS", "SECOND", "Costs", "PairTime", "ResolvedCosts", "StageCosts"]
@@ -302,6 +304,7 @@ def _check_column(values: Sequence[float] | None, what: str, length: int, entry:
 
 def _check_quantity(value: float, what: str) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
-        raise UsageError(f"{what} {value!r}: needed: a number")
-    if not (math.isfinite(value) and value >= 0):
-        raise UsageError(f"{what} {value}: needed: a finite number that is not negative")
+        raise UsageError(f"{what} {shown(value)}: needed: a number")
+    # Compared with the largest float, because an integer from a file may be too large to become one.
+    if not 0 <= value <= sys.float_info.max:
+        raise UsageError(f"{what} {shown(value)}: needed: a finite number that is not negative")

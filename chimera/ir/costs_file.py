@@ -13,7 +13,7 @@ from typing import Any, Final
 from chimera.errors import FormatError, UsageError
 from chimera.ir.action import Kind
 from chimera.ir.costs import PER_STAGE_FIELDS, PairTime, StageCosts
-from chimera.ir.files import check_keys, read_json_object, replacing
+from chimera.ir.files import check_keys, read_json_object, replacing, shown
 
 __all__ = ["read_costs", "write_costs"]
 
@@ -35,10 +35,10 @@ def read_costs(path: str | Path) -> StageCosts:
     )
     for name in _LISTS & data.keys():
         if not isinstance(data[name], list):
-            raise FormatError(f"{path}: {name} is {data[name]!r}; needed: a list of numbers")
+            raise FormatError(f"{path}: {name} is {shown(data[name])}; needed: a list of numbers")
     pairs = data.pop("overlap_s", [])
     if not isinstance(pairs, list):
-        raise FormatError(f"{path}: overlap_s is {pairs!r}; needed: a list of pairs")
+        raise FormatError(f"{path}: overlap_s is {shown(pairs)}; needed: a list of pairs")
     overlap = [_read_pair(pair, f"{path}: overlap_s[{index}]") for index, pair in enumerate(pairs)]
     try:
         return StageCosts(**data, overlap_s=overlap)
@@ -63,11 +63,13 @@ def write_costs(costs: StageCosts, path: str | Path) -> None:
 
 def _read_pair(data: Any, where: str) -> PairTime:
     if not isinstance(data, dict):
-        raise FormatError(f'{where} is {data!r}; needed: {{"forward": 0, "backward": 1, "kind": "B", "seconds": 0.03}}')
+        raise FormatError(
+            f'{where} is {shown(data)}; needed: {{"forward": 0, "backward": 1, "kind": "B", "seconds": 0.03}}'
+        )
     check_keys(data, required={"forward", "backward", "kind", "seconds"}, optional=set(), where=where)
     for name in ("forward", "backward"):
         if isinstance(data[name], bool) or not isinstance(data[name], int):
-            raise FormatError(f"{where}: {name} is {data[name]!r}; needed: a stage number")
-    if data["kind"] not in {"B", "I"}:
-        raise FormatError(f'{where}: kind is {data["kind"]!r}; needed: "B" or "I"')
+            raise FormatError(f"{where}: {name} is {shown(data[name])}; needed: a stage number")
+    if not isinstance(data["kind"], str) or data["kind"] not in {"B", "I"}:
+        raise FormatError(f'{where}: kind is {shown(data["kind"])}; needed: "B" or "I"')
     return PairTime(data["forward"], data["backward"], Kind[data["kind"]], data["seconds"])

@@ -2,5 +2,6 @@
 
 from chimera.launch.environment import Place, connected, place_from_environment
 from chimera.launch.local import run_local, warm_up
+from chimera.launch.processes import Tell
 
-__all__ = ["Place", "connected", "place_from_environment", "run_local", "warm_up"]
+__all__ = ["Place", "Tell", "connected", "place_from_environment", "run_local", "warm_up"]

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not marked so
 
 from chimera.errors import RunError, UsageError
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 from multiprocessing import forkserver
 from typing import Any
 
-from torch.distributed.distributed_c10d import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not marked so
 
 from chimera.errors import RunError
 from chimera.launch.environment import LOOPBACK, Place

@@ -209,7 +209,7 @@ class Pipeline:
 
     def timeline(self) -> Timeline:
         """Return the measured timeline of the latest step or evaluation, of this replica's ranks. A collective."""
-        return self._recorder.timeline(self._running.actions, self._running.name)
+        return self._recorder.timeline(self._running)
 
     # Parameters and gradients
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from chimera.ir.action import Instruction
+from chimera.ir.costs import Costs
+from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Lane, Timeline
 from chimera.runtime.groups import Groups
 from chimera.runtime.shapes import share_json
@@ -59,7 +60,7 @@ class Recorder:
         """Record one span of the action at ``position`` of this rank's program."""
         self._spans.append((position, lane, start, end))
 
-    def timeline(self, programs: tuple[tuple[Instruction, ...], ...], name: str) -> Timeline:
+    def timeline(self, schedule: Schedule) -> Timeline:
         """Gather the latest step of all ranks of this pipeline, in seconds from its first start; a collective."""
         offset = self._offset()
         mine = torch.tensor(
@@ -76,11 +77,17 @@ class Recorder:
         ranks = [rank * self._groups.data_size + self._groups.data_rank for rank in range(self._groups.pipeline_size)]
         start = min((float(rows[r][: lengths[r], 2].min()) for r in ranks if lengths[r]), default=0.0)
         spans = [
-            (rank, Lane(int(lane)), programs[rank][int(position)], begin - start, end - start)
+            (rank, Lane(int(lane)), schedule.actions[rank][int(position)], begin - start, end - start)
             for rank, world_rank in enumerate(ranks)
             for position, lane, begin, end in np.asarray(rows[world_rank][: lengths[world_rank]])
         ]
-        return Timeline.from_spans(spans, num_ranks=len(ranks), unit="s", name=name)
+        return Timeline.from_spans(
+            spans,
+            num_ranks=len(ranks),
+            name=schedule.name,
+            activations=Costs().resolve(schedule).activations,
+            microbatch_to_route=schedule.microbatch_to_route,
+        )
 
     def _seconds(self, mark: Mark) -> float:
         if isinstance(mark, float):

@@ -48,7 +48,7 @@ class VirtualLayer(nn.Module):
         out = tensor + self.weight
         if out.requires_grad:
             identity = tensor[0, 0].item() - self.number
-            out.register_hook(lambda gradient: self._backward(gradient, identity))
+            out.register_hook(lambda gradient: self._backward(gradient, identity))  # type: ignore[no-untyped-call]
         return out
 
     def _backward(self, gradient: torch.Tensor, identity: float) -> None:

@@ -33,7 +33,11 @@ def _compile() -> "Callable[[kernel.Problem, kernel.Progress], int]":
         # compiled forms of those before it; the module's own functions stay plain Python.
         rebuilt = FunctionType(function.__code__, names, function.__name__, function.__defaults__)
         rebuilt.__module__, rebuilt.__qualname__ = kernel.__name__, function.__qualname__
-        names[function.__name__] = numba.njit(cache=True, nogil=True)(rebuilt)
+        try:
+            names[function.__name__] = numba.njit(cache=True)(rebuilt)
+        except RuntimeError:
+            # No folder can be written, neither beside this file nor in the user's cache: compile for this process.
+            names[function.__name__] = numba.njit(rebuilt)
     compiled: Callable[[kernel.Problem, kernel.Progress], int] = names["run"]
     return compiled
 

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from chimera.errors import ScheduleError
 from chimera.ir.action import Action, Kind
 from chimera.ir.dependencies import PHASES, needs
 from chimera.ir.schedule import Schedule
+from chimera.ir.table import NO_MICROBATCH
 from chimera.ir.timeline import Lane, Timeline, action_at
 from chimera.simulate.simulator import MESSAGES, CostModel
 
@@ -31,13 +33,22 @@ class Arrival(NamedTuple):
 
 
 class NeedIndex:
-    """Row look-ups over one timeline of one schedule."""
+    """Row look-ups over one timeline of one schedule; refuses a timeline of another."""
 
     def __init__(self, schedule: Schedule, timeline: Timeline, costs: CostModel | None) -> None:
         self._schedule = schedule
         self._timeline = timeline
         self._duration = None if costs is None else costs.resolve(schedule).duration
         table = timeline.table
+        if (
+            timeline.num_ranks != schedule.num_ranks
+            or table.stage.max(initial=0) >= schedule.num_stages
+            or table.microbatch.max(initial=NO_MICROBATCH) >= schedule.num_microbatches
+        ):
+            raise ScheduleError(
+                f"timeline {timeline.name!r} is not one of schedule {schedule.name!r}: it has other ranks, stages or "
+                "micro-batches; needed: the schedule that was run"
+            )
         self._row_rank = table.rank
         shape = (len(PHASES), schedule.num_stages, schedule.num_microbatches)
         self._producer = np.full(shape, _NO_ROW)

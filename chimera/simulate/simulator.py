@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chimera.errors import ScheduleError
-from chimera.ir.action import Kind
+from chimera.ir.action import WHOLE_STAGE, Kind
 from chimera.ir.costs import Costs, ResolvedCosts
 from chimera.ir.dependencies import NEEDS, PHASES, Phase
 from chimera.ir.schedule import Schedule
@@ -72,6 +72,7 @@ def simulate(
     table = schedule.table
     if not pairs_together and table.paired.any():
         table = replace(table, paired=np.zeros(len(table), np.bool_))
+    _refuse_foreign_numbers(schedule, table)
     problem = _problem(schedule, table, resolved)
     progress = _progress(schedule, table)
     if len(table) >= COMPILED_FROM_ROWS if compiled is None else compiled:
@@ -98,6 +99,26 @@ def simulate(
         resident_bytes=_resident_per_rank(schedule, resolved),
         microbatch_to_route=schedule.microbatch_to_route,
     )
+
+
+def _refuse_foreign_numbers(schedule: Schedule, table: Table) -> None:
+    """Refuse stages and micro-batches that the schedule does not have: compiled code does not look at bounds."""
+    whole = np.isin(table.kind, list(WHOLE_STAGE))
+    for noun, nouns, column, end in (
+        ("stage", "stages", table.stage, schedule.num_stages),
+        (
+            "micro-batch",
+            "micro-batches",
+            np.where(whole, 0, table.microbatch),
+            max(schedule.num_microbatches, int(whole.all())),
+        ),
+    ):
+        if len(foreign := np.flatnonzero((column < 0) | (column >= end))):
+            row = int(foreign[0])
+            raise ScheduleError(
+                f"rank {table.rank[row]}, position {table.position[row]}: {action_at(table, row)} names {noun} "
+                f"{column[row]}; schedule {schedule.name!r} has {nouns} 0…{end - 1}"
+            )
 
 
 def _by_kind(values: dict[Kind, int] | dict[Kind, Phase] | dict[Kind, Lane], missing: int) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@
 """
 
 import json
-import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -16,7 +16,7 @@ import numpy as np
 from chimera.errors import FormatError
 from chimera.ir.action import Instruction, parse_instruction
 from chimera.ir.costs import MODEL_UNIT, SECOND
-from chimera.ir.files import check_keys, read_json_object, replacing
+from chimera.ir.files import check_keys, read_json_object, replacing, shown
 from chimera.ir.timeline import Lane, MemoryCurve, Timeline
 
 __all__ = ["read_timeline", "write_timeline"]
@@ -61,10 +61,10 @@ def read_timeline(path: str | Path) -> Timeline:
     """
     data = read_json_object(path, format_name=_FORMAT, version=_VERSION)
     check_keys(data, required=_REQUIRED, optional=_OPTIONAL, where=str(path))
-    if data["unit"] not in {MODEL_UNIT, SECOND}:
-        raise FormatError(f"{path}: unit is {data['unit']!r}; needed: {MODEL_UNIT!r} or {SECOND!r}")
+    if not isinstance(data["unit"], str) or data["unit"] not in {MODEL_UNIT, SECOND}:
+        raise FormatError(f"{path}: unit is {shown(data['unit'])}; needed: {MODEL_UNIT!r} or {SECOND!r}")
     if not isinstance(data["name"], str):
-        raise FormatError(f"{path}: name is {data['name']!r}; needed: text")
+        raise FormatError(f"{path}: name is {shown(data['name'])}; needed: text")
     ranks = _list(data["ranks"], f"{path}: ranks")
     known: dict[str, Instruction] = {}
     spans: list[tuple[int, int, Instruction, float, float]] = []
@@ -110,10 +110,10 @@ def _read_rank(
         raise FormatError(f"{where}: columns of different lengths: {lengths}")
     spans: list[tuple[int, int, Instruction, float, float]] = []
     for i, (lane, text, start, end) in enumerate(zip(lanes, actions, starts, ends, strict=True)):
-        if lane not in _LANES:
-            raise FormatError(f"{where}: lane[{i}] is {lane!r}; needed: one of {', '.join(_LANES)}")
+        if not isinstance(lane, str) or lane not in _LANES:
+            raise FormatError(f"{where}: lane[{i}] is {shown(lane)}; needed: one of {', '.join(_LANES)}")
         if not isinstance(text, str):
-            raise FormatError(f"{where}: action[{i}] is {text!r}; needed: text such as 0F0")
+            raise FormatError(f"{where}: action[{i}] is {shown(text)}; needed: text such as 0F0")
         if end < start:
             raise FormatError(f"{where}: {text} ends at {end}, before its start {start}")
         if text not in known:
@@ -127,7 +127,7 @@ def _read_memory(data: Any, num_ranks: int, where: str) -> list[MemoryCurve]:
     for rank, curve in enumerate(_list(data, where)):
         place = f"{where}[{rank}]"
         if not isinstance(curve, dict):
-            raise FormatError(f"{place} is {curve!r}; needed: an object with times, values, unit")
+            raise FormatError(f"{place} is {shown(curve)}; needed: an object with times, values, unit")
         check_keys(curve, required={"times", "values", "unit"}, optional=set(), where=place)
         times, values = _numbers(curve["times"], f"{place}: times"), _numbers(curve["values"], f"{place}: values")
         if len(times) != len(values):
@@ -142,9 +142,20 @@ def _with_bytes(timeline: Timeline, data: dict[str, Any], where: str) -> Timelin
     known = {
         name: np.array(_numbers(data[name], f"{where}: {name}"))
         for name in ("activation_bytes", "resident_bytes")
-        if name in data
+        if data.get(name)
     }
-    return replace(timeline, **cast("dict[str, Any]", known)) if known else timeline
+    timeline = replace(timeline, **cast("dict[str, Any]", known)) if known else timeline
+    num_stages = int(timeline.table.stage.max(initial=-1)) + 1
+    for name in ("activations", "activation_bytes"):
+        # No activations at all is legal: then every stage counts 1.
+        if data.get(name) and len(data[name]) < num_stages:
+            raise FormatError(f"{where}: {name} has {len(data[name])} numbers; needed: {num_stages}, one per stage")
+    if timeline.resident_bytes is not None and len(timeline.resident_bytes) != timeline.num_ranks:
+        raise FormatError(
+            f"{where}: resident_bytes has {len(timeline.resident_bytes)} numbers; needed: {timeline.num_ranks}, "
+            "one per rank"
+        )
+    return timeline
 
 
 def _list(value: Any, where: str) -> list[Any]:
@@ -156,6 +167,6 @@ def _list(value: Any, where: str) -> list[Any]:
 def _numbers(value: Any, where: str) -> list[float]:
     numbers = _list(value, where)
     for i, number in enumerate(numbers):
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not math.isfinite(number):
-            raise FormatError(f"{where}[{i}] is {number!r}; needed: a finite number")
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not abs(number) <= sys.float_info.max:
+            raise FormatError(f"{where}[{i}] is {shown(number)}; needed: a finite number")
     return [float(number) for number in numbers]

@@ -7,7 +7,6 @@ the checkpoints before it as they were. Reading runs no pickled code. What the t
 
 import json
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -17,20 +16,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from chimera.errors import CheckpointError, FormatError
 from chimera.ir.files import check_keys, read_json_object
 from chimera.runtime.groups import Groups
+from chimera.train.folder import MARKER, checkpoint_path, checkpoint_steps
 
-__all__ = ["Checkpoint", "checkpoint_steps", "latest_checkpoint", "load_tensors", "read_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpoint", "latest_checkpoint", "load_tensors", "read_checkpoint", "save_checkpoint"]
 
 _FORMAT: Final = "chimera-checkpoint"
 _VERSION: Final = 1
-_MARKER: Final = "checkpoint.json"
-_FOLDER: Final = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +45,6 @@ class Checkpoint:
     path: Path
     step: int
     description: Mapping[str, Any]
-
-
-def checkpoint_steps(folder: Path) -> dict[int, Path]:
-    """Return the complete checkpoints in ``folder`` by step, ascending; what a killed run left is none."""
-    found = {
-        int(match[1]): path
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _FOLDER.fullmatch(path.name)) and (path / _MARKER).is_file()
-    }
-    return dict(sorted(found.items()))
 
 
 def latest_checkpoint(folder: Path) -> Checkpoint | None:
@@ -75,8 +64,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: it has no description, or a file is missing or of another size.
     """
     try:
-        data = read_json_object(path / _MARKER, format_name=_FORMAT, version=_VERSION)
-        check_keys(data, required={"step", "files", "description"}, optional=set(), where=str(path / _MARKER))
+        data = read_json_object(path / MARKER, format_name=_FORMAT, version=_VERSION)
+        check_keys(data, required={"step", "files", "description"}, optional=set(), where=str(path / MARKER))
     except FormatError as error:
         raise CheckpointError(
             f"{error}; the checkpoint {path} cannot be used, delete it to go on from another"
@@ -107,7 +96,7 @@ def save_checkpoint(
     Raises:
         CheckpointError: some rank could not write; no checkpoint has changed.
     """
-    final = folder / f"step-{step:08d}"
+    final = checkpoint_path(folder, step)
     building = folder / f".saving-{final.name}"
     file = f"shard-00001-model-{groups.rank + 1:05d}-of-{groups.size:05d}.safetensors"
     written = [0.0] * groups.size
@@ -126,14 +115,14 @@ def save_checkpoint(
                 "hosts share"
             )
         marker = {"format": _FORMAT, "version": _VERSION, "step": step, "files": files, "description": description}
-        _write_synced(building / _MARKER, json.dumps(marker, indent=1))
+        _write_synced(building / MARKER, json.dumps(marker, indent=1))
         _sync_folder(building)
         shutil.rmtree(final, ignore_errors=True)  # of this step, and damaged: a complete one is not saved again
         building.rename(final)
         _sync_folder(folder)
         for old in list(checkpoint_steps(folder).values())[:-keep]:
             # Without its marker it is no checkpoint any more, however far the deletion gets.
-            (old / _MARKER).unlink()
+            (old / MARKER).unlink()
             shutil.rmtree(old)
 
     _agreed(groups, final, clear if groups.rank == 0 else None)
@@ -158,7 +147,7 @@ def load_tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]
                 if wanted(name)
             }
             if tensors:
-                dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
+                load(tensors, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=True)
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {error}; delete it to go on from another checkpoint") from error
     return tensors
@@ -170,13 +159,13 @@ def _write_tensors(folder: Path, file: str, tensors: Mapping[str, Tensor], group
     numbers = {**dict.fromkeys(tensors, groups.rank + 1), "": groups.size}
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=numbers, save_distributed=True)
     with _on_its_own():
-        dcp.save(dict(tensors), storage_writer=writer, no_dist=True)
+        save(dict(tensors), storage_writer=writer, no_dist=True)
     assert (folder / file).is_file(), f"{file} is what the writer calls its file"
 
 
 @contextmanager
 def _on_its_own() -> Iterator[None]:
-    """Keep ``dcp`` from warning that it works without a process group, which is what is asked of it."""
+    """Keep torch from warning that it works without a process group, which is what is asked of it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield
@@ -196,7 +185,7 @@ def _agreed(groups: Groups, path: Path, action: Callable[[], None] | None) -> No
             f"rank {groups.rank} could not save {path}: {error}; earlier checkpoints are as they were"
         )
     if failed:
-        raise CheckpointError(f"{path} was not saved, another rank failed; earlier checkpoints are as they were")
+        raise CheckpointError(f"{path} was not saved, another rank failed; earlier ones are as they were")
 
 
 def _write_synced(path: Path, text: str) -> None:

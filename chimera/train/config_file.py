@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -20,7 +20,7 @@ from chimera.data.config import DEFAULT_VOCAB_SIZE
 from chimera.errors import ConfigError, nearest_names
 from chimera.train.config import TrainConfig
 
-__all__ = ["SECTIONS", "load_config", "make_config", "section_types", "to_toml"]
+__all__ = ["SECTIONS", "load_config", "make_config", "section_types", "to_toml", "type_text"]
 
 _Values = dict[str, dict[str, Any]]
 _NONE: Final = "none"
@@ -63,13 +63,12 @@ def make_config(
         for key, value in table.items():
             values[section][key] = _checked(section, key, value, f"{where}: {section}.{key}")
     for name, text in (overrides or {}).items():
-        section, _, key = name.partition(".")
+        section, _, key = name.replace("-", "_").partition(".")
         if section not in SECTIONS or not key:
             raise ConfigError(
                 f"--{name}: unknown section {section!r}{nearest_names(section, SECTIONS)}; needed: --section.key, "
                 f"the section being one of {', '.join(SECTIONS)}"
             )
-        key = key.replace("-", "_")
         values[section][key] = _checked(section, key, _from_text(section, key, text), f"--{name}")
     _derive(values, where)
     _require_all(values, where)
@@ -98,6 +97,19 @@ def section_types(section: str) -> Mapping[str, Any]:
     """Return the type of each key of a section."""
     hints = get_type_hints(SECTIONS[section])
     return {option.name: hints[option.name] for option in dataclasses.fields(SECTIONS[section])}
+
+
+def type_text(section: str, key: str) -> str:
+    """Return what a value of a key looks like, for help texts.
+
+    >>> type_text("train", "steps"), type_text("train", "dtype"), type_text("model", "dropout")
+    ('N', '{fp32,bf16}', 'X')
+    """
+    short = {int: "N", float: "X", bool: "{true,false}", str: "TEXT"}
+    member = next(member for member in _members(section_types(section)[key]) if member is not NoneType)
+    if get_origin(member) is tuple:
+        return f"[{','.join(short[part] for part in get_args(member))}]"
+    return short.get(member) or f"{{{','.join(get_args(member))}}}"
 
 
 def _checked(section: str, key: str, value: Any, where: str) -> Any:
@@ -159,7 +171,7 @@ def _require_all(values: _Values, where: str) -> None:
 
 
 def _members(type_: Any) -> tuple[Any, ...]:
-    return get_args(type_) if isinstance(type_, UnionType) else (type_,)
+    return get_args(type_) if get_origin(type_) in {Union, UnionType} else (type_,)
 
 
 def _describe(type_: Any) -> str:

@@ -1,7 +1,7 @@
 """What a run has to remember: weights, the optimizer's moments, and the options that its next step depends on.
 
-Names carry global layer numbers and say nothing of ranks. Every parameter is saved once, by the first rank that holds
-its layer's stage, and read by all its holders. A micro-batch is a function of the step, so there is no loader state,
+Names carry global layer numbers and say nothing of ranks. Every parameter is saved once, by one of the ranks that hold
+its layer's stage, and read by all of them. A micro-batch is a function of the step, so there is no loader state,
 and random numbers are keyed by the step, so there is no generator's.
 """
 
@@ -75,8 +75,10 @@ def owned_state(pipe: Pipeline, optimizer: Optimizer) -> dict[str, Tensor]:
     groups, placement = pipe.groups, pipe.schedule.placement
     state: dict[str, Tensor] = {}
     for name, parameter in pipe.optimizer_parameters():
-        owner = placement.ranks_of(pipe.layer_to_stage[int(name.split(".")[0])])[0]
-        if groups.data_rank == 0 and groups.pipeline_rank == owner:
+        stage = pipe.layer_to_stage[int(name.split(".")[0])]
+        holders = placement.ranks_of(stage)
+        # The stages take turns, so that Chimera's two replicas share the writing.
+        if groups.data_rank == 0 and groups.pipeline_rank == holders[stage % len(holders)]:
             state[f"{_MODEL}.{name}"] = parameter.detach()
             for key, value in optimizer.state[parameter].items():
                 if isinstance(value, Tensor):

@@ -91,6 +91,7 @@ def test_stage_costs_resolve_to_seconds_and_bytes():
         ({"p2p": math.inf}, "--p2p inf: needed"),
         ({"reduce": -0.5}, "--reduce-time -0.5: needed"),
         ({"bandwidth": 0.0}, "--bandwidth 0.0: needed: more than 0"),
+        ({"forward": 10**400}, "--forward 1000"),
         ({"forward": "1"}, "--forward '1': needed: a number"),
         ({"weight_grad": 2.5}, "--weight-grad 2.5 is more than --backward 2.0"),
     ],
@@ -174,6 +175,13 @@ def test_costs_files_read_back_what_was_written(tmp_path):
         (
             '{"format": "chimera-costs", "version": 1, "forward_s": [1], "backward_s": [1], "overlap_s": [{}]}',
             "overlap_s[0]: missing backward, forward, kind, seconds",
+        ),
+        (
+            (
+                '{"format": "chimera-costs", "version": 1, "forward_s": [1], "backward_s": [1], '
+                '"overlap_s": [{"forward": 0, "backward": 0, "kind": ["B"], "seconds": 1}]}'
+            ),
+            "overlap_s[0]: kind is ['B']; needed",
         ),
     ],
 )

@@ -39,6 +39,13 @@ TEXTS = {
         0F1 1F0 1B0 0F2 0B1 0B2
         0F0 1F1 1B1 1F2 1B2 0B0
     """,
+    # Micro-batch 0 follows the second route.
+    "text-late": """
+        routes: 0 1 | 1 0
+        microbatches: 1 0
+        0F1 1F0 1B0 0B1
+        0F0 1F1 1B1 0B0
+    """,
     # One copy of stage 0, two of each other stage.
     "text-forked": """
         routes: 0 1 2 | 0 2 1

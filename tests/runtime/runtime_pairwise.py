@@ -20,7 +20,7 @@ AXES = {
     "model": ["mlp", "tuple", "bert"],
     "reduce": ["end", "eager", "eager-opt"],
 }
-RANKS_OF_TEXT = {"text-v": 2, "text-crossed": 2, "text-forked": 3, "text-lowered": 2, "text-pairs": 2}
+RANKS_OF_TEXT = {"text-v": 2, "text-crossed": 2, "text-late": 2, "text-forked": 3, "text-lowered": 2, "text-pairs": 2}
 
 
 def is_legal(case):

@@ -28,11 +28,11 @@ def worst(request):
     """Collect errors by quantity; say at the end how many cases there were and what their largest errors were."""
     errors = []
     yield errors
-    reporter = request.config.pluginmanager.get_plugin("terminalreporter")
-    if errors and reporter is not None:
+    if errors:
         largest = {quantity: max(error[quantity] for error in errors) for quantity in errors[0]}
         text = ", ".join(f"{quantity} {error:.1e}" for quantity, error in largest.items())
-        reporter.write_line(f"\nparity: {len(errors)} cases; largest relative errors: {text}")
+        with request.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+            print(f"\nparity: {len(errors)} cases; largest relative errors: {text}")
 
 
 def run(ranks, case):

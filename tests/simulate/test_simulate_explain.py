@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from simulate_oracle import random_schedule
 
+from chimera.errors import ScheduleError
 from chimera.ir.action import parse_instruction
 from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
@@ -108,6 +109,12 @@ def test_recorded_time_that_no_need_explains_is_overhead():
         (1, 3.25, 4, Cause.OVERHEAD),
     ]
     assert [str(span.action) for span in critical_path(schedule, timeline)] == ["0F0", "0F1", "1F1"]
+
+
+def test_a_timeline_of_another_schedule_is_refused():
+    """Explaining one program by the timeline of another would name wrong causes."""
+    with pytest.raises(ScheduleError, match="timeline 'gpipe' is not one of schedule 'text'"):
+        gaps(TWO_RANKS, simulate(build_schedule("gpipe", ranks=2, microbatches=3)))
 
 
 def test_an_empty_timeline_has_no_path_and_no_gap():

@@ -199,6 +199,20 @@ def test_an_optimizer_step_waits_for_the_reduction_of_its_own_stage_only():
     assert found[0, "1F1"] == (12.0, 13.0)
 
 
+def test_an_optimizer_step_waits_for_the_last_replica_of_its_stage():
+    """Rank 0 reaches its step before rank 1 reaches the reduction; both step when it is done, or never."""
+    rows = ["0F0 0B0 0REDUCE_GRAD 0STEP 0F3", "0F1 0F2 0B1 0B2 0REDUCE_GRAD 0STEP"]
+    schedule = Schedule.from_text(rows, routes=[[0], [1]], microbatch_to_route=[0, 1, 1, 0])
+    unit = 2.0
+    found = spans_of(simulate(schedule, Costs(forward=1, backward=2, reduce=2)))
+    assert found[0, "0REDUCE_GRAD"] == (6 * unit, 8 * unit)
+    assert found[0, "0STEP"] == found[1, "0STEP"] == (8 * unit, 8 * unit)
+    assert found[0, "0F3"] == (8 * unit, 9 * unit)
+    alone = Schedule.from_text([rows[0], "0F1 0B1"], routes=[[0], [1]], microbatch_to_route=[0, 1, 0, 0])
+    with pytest.raises(ScheduleError, match="rank 0, position 3: 0STEP waits for its stage's gradient reduction"):
+        simulate(alone)
+
+
 def test_half_micro_batches_cost_half_but_keep_their_latency():
     """Backward halving: computations, message bytes and activations shrink with the micro-batch, latency does not."""
     schedule = Schedule.from_text(["0F0 0B0", "1F0 1B0"], routes=[[0, 1]])
@@ -254,6 +268,15 @@ def test_missing_partners_are_named():
         simulate(alone)
     with pytest.raises(ScheduleError, match="rank 1: 1RECV_F0 receives what no rank sends"):
         simulate(Schedule.from_text(["0F0", "1RECV_F0"], routes=[[0, 1]]))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_numbers_beyond_the_schedule_are_refused_before_anything_runs(compiled):
+    """Compiled code does not look at bounds, so they are looked at first."""
+    with pytest.raises(ScheduleError, match=r"rank 0, position 1: 2B0 names stage 2; schedule 'text' has stages 0…0"):
+        simulate(Schedule.from_text(["0F0 2B0"], routes=[[0]]), compiled=compiled)
+    with pytest.raises(ScheduleError, match=r"0F3 names micro-batch 3; schedule 'text' has micro-batches 0…0"):
+        simulate(Schedule.from_text(["0F3"], routes=[[0]], microbatch_to_route=[0]), compiled=compiled)
 
 
 def test_half_a_million_computations_take_a_tenth_of_a_second():

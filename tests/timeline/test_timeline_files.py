@@ -51,6 +51,8 @@ def test_a_timeline_file_reads_back_bit_for_bit(tmp_path, timeline):
     ("change", "message"),
     [
         ({"unit": "ms"}, "unit is 'ms'"),
+        ({"unit": ["s"]}, "unit is ['s']"),
+        ({"ranks": [{"lane": [[]], "action": ["0F0"], "start": [0], "end": [1]}]}, "lane[0] is []"),
         ({"ranks": {}}, "ranks is a dict; needed: a list"),
         ({"ranks": [{"lane": [], "action": [], "start": []}]}, "ranks[0]: missing end"),
         (
@@ -66,6 +68,9 @@ def test_a_timeline_file_reads_back_bit_for_bit(tmp_path, timeline):
         ({"ranks": [{"lane": ["compute"], "action": ["0F0"], "start": ["x"], "end": [1]}]}, "start[0] is 'x'"),
         ({"memory": []}, "memory has 0 curves; needed: 2"),
         ({"microbatch_to_route": [-1]}, "microbatch_to_route holds something other than route numbers"),
+        ({"activations": [1]}, "activations has 1 numbers; needed: 2, one per stage"),
+        ({"resident_bytes": [1, 2, 3]}, "resident_bytes has 3 numbers; needed: 2, one per rank"),
+        ({"activations": [1, 10**400]}, "activations[1] is 1000"),
         ({"extra": 1}, "unknown key 'extra'"),
     ],
 )

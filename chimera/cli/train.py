@@ -1,0 +1,264 @@
+"""``chimera train``: a configuration, a few of its options set otherwise, and a view of the run while it goes on.
+
+The options of a configuration file become options of the command, with the help text that their dataclasses have. On a
+terminal a bar shows rate and time left; elsewhere there is a line now and then.
+"""
+
+import dataclasses
+import inspect
+import os
+import re
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Final, Self
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tyro.conf import Positional, arg
+
+from chimera.cli.options import Flag
+from chimera.cli.terminal import console
+from chimera.cli.training import run_joined, run_local
+from chimera.errors import RunError
+from chimera.launch import place_from_environment
+from chimera.models import bert_layers, count_parameters
+from chimera.train.config import TrainConfig
+from chimera.train.config_file import SECTIONS, load_config, type_text
+from chimera.train.events import Event, Saved, Started, TrainingResult
+from chimera.train.folder import newest_checkpoint
+from chimera.train.layout import Layout, layers_per_stage, layout_of, predicted_bubble
+from chimera.train.metrics import EvaluationMetrics, StepMetrics
+
+__all__ = ["Overrides", "TrainingView", "summary", "train_command"]
+
+_LINES_OF_A_RUN: Final = 20
+"""About so many lines of steps where there is no terminal."""
+
+
+@cache
+def _overrides_of(section: str) -> type[Any]:
+    """Return a dataclass with an optional text for each option of a section, and the section's own help."""
+    type_ = SECTIONS[section]
+    help_of = _attribute_help(type_)
+    options = [
+        (
+            option.name,
+            Annotated[
+                str | None,
+                arg(
+                    constructor=str,
+                    metavar=type_text(section, option.name),
+                    help=help_of[option.name],
+                    help_behavior_hint=_default_hint(option),
+                ),
+            ],
+            dataclasses.field(default=None),
+        )
+        for option in dataclasses.fields(type_)
+    ]
+    made: type[Any] = dataclasses.make_dataclass(
+        f"{section.title()}Overrides",
+        options,
+        frozen=True,
+        namespace={"__doc__": f"The section [{section}] of the file.", "__module__": __name__},
+    )
+    return made
+
+
+def _attribute_help(type_: type[Any]) -> dict[str, str]:
+    """Return what the docstrings of a dataclass and its bases say of each attribute, in one line."""
+    found: dict[str, str] = {}
+    for base in reversed(type_.__mro__):
+        text = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+        for match in re.finditer(r"^    (\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", text, flags=re.MULTILINE):
+            found |= dict.fromkeys(match[1].split(", "), re.sub(r"\s+", " ", match[2]).replace("``", ""))
+    return found
+
+
+def _default_hint(option: "dataclasses.Field[Any]") -> str:
+    if option.default is dataclasses.MISSING or option.default is None:
+        return ""
+    return f"(default: {str(option.default).lower() if isinstance(option.default, bool) else option.default})"
+
+
+Overrides: Any = dataclasses.make_dataclass(
+    "Overrides",
+    [(name, _overrides_of(name), dataclasses.field(default_factory=_overrides_of(name))) for name in SECTIONS],
+    frozen=True,
+)
+"""Options of ``chimera train`` that stand in for those of the file."""
+
+
+def train_command(
+    config: Annotated[Path, Positional, arg(metavar="CONFIG", help_behavior_hint="")],
+    overrides: Annotated[Overrides, arg(name="")],
+    *,
+    resume: Flag = False,
+) -> None:
+    """Train a model: on processes of this host, or as one rank of a job that torchrun started.
+
+    Any option of the file can be set otherwise behind it; "none" stands for no value. Figures of each step go to
+    metrics.jsonl in the run's folder, beside checkpoints, a TensorBoard log and the measured timeline of the last step.
+
+    Example:
+        chimera train configs/bert-tiny.toml --train.steps 100 --schedule.name 1f1b
+
+    Args:
+        config: a configuration file, such as configs/bert-tiny.toml
+        overrides: options of the file, set otherwise
+        resume: go on from the newest checkpoint of the run in train.out
+    """
+    settings = load_config(config, _given(overrides))
+    place = place_from_environment(os.environ)
+    layout = layout_of(settings)
+    view = TrainingView(console(), settings)
+    if place is None or place.rank == 0:
+        view.out.print("\n".join(summary(settings, layout)))
+    try:
+        with view:
+            if place is None:
+                result: TrainingResult | None = run_local(settings, resume=resume, on_event=view.show)
+            else:
+                result = run_joined(settings, place, resume=resume, on_event=view.show)
+    except KeyboardInterrupt:
+        raise RunError(_after_interrupt(settings, view.step)) from None
+    if result is not None:
+        view.out.print("\n".join(_outcome(result)))
+
+
+def summary(config: TrainConfig, layout: Layout) -> list[str]:
+    """Return what a run is, in a few lines, before it starts."""
+    model, schedule = config.model, layout.schedule
+    with torch.device("meta"):
+        parameters = count_parameters(bert_layers(model))
+    stages = " ".join(map(str, layers_per_stage(layout.layer_to_stage)))
+    recompute = ", recompute" if config.schedule.recompute else ""
+    facts = {
+        "model": f"BERT, {model.num_layers} layers, hidden size {model.hidden_size}, {parameters:,} parameters, "
+        f"{config.train.dtype}",
+        "ranks": f"{config.world_size} = {config.parallel.pipeline} pipeline x {config.parallel.data} data",
+        "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
+        f"{recompute}; layers per stage {stages}",
+        "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens; idle share predicted for "
+        f"equal stages {predicted_bubble(schedule):.1%}",
+        "run": f"{config.train.steps} steps, {config.train.out}",
+    }
+    return [f"{name:9} {fact}" for name, fact in facts.items()]
+
+
+class TrainingView:
+    """Shows a run as its events come: with a bar on a terminal, in lines elsewhere.
+
+    Args:
+        out: where to.
+        config: of the run.
+
+    Attributes:
+        step: steps done, as far as is known.
+    """
+
+    def __init__(self, out: Console, config: TrainConfig) -> None:
+        self.out = out
+        self.step = 0
+        self._steps = config.train.steps
+        self._every = max(1, round(config.train.steps / _LINES_OF_A_RUN))
+        self._began = time.monotonic()
+        self._bar = (
+            Progress(
+                TextColumn("step"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+                console=out,
+                transient=True,
+            )
+            if out.is_terminal
+            else None
+        )
+        self._task = None if self._bar is None else self._bar.add_task("", total=self._steps, note="starting")
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, event: Event) -> None:
+        """Show one event."""
+        match event:
+            case Started():
+                self._start(event)
+            case StepMetrics():
+                self._show_step(event)
+            case EvaluationMetrics():
+                self.out.print(
+                    f"step {event.step:>{len(str(self._steps))}}  held-out: MLM {event.heldout_mlm_loss:.4f}, NSP "
+                    f"{event.heldout_nsp_loss:.4f}, NSP right {event.heldout_nsp_accuracy:.1%}"
+                )
+            case Saved() if self._bar is None:
+                self.out.print(f"saved {event.path}")
+            case str() if self._bar is not None and self._task is not None and not self.step:
+                self._bar.update(self._task, note=event)
+
+    def _start(self, event: Started) -> None:
+        self.step = event.step
+        self.out.print(
+            f"data      {event.num_train_tokens:,} word pieces to train on, vocabulary {event.vocabulary_size:,}, "
+            f"unigram entropy {event.unigram_entropy:.4f} nats\n"
+            f"started   after {time.monotonic() - self._began:.1f} s on {event.device}"
+            + (f", from step {event.step}" if event.step else "")
+        )
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=event.step)
+
+    def _show_step(self, event: StepMetrics) -> None:
+        self.step = event.step
+        if self._bar is not None and self._task is not None:
+            note = f"MLM {event.mlm_loss:.3f}  NSP {event.nsp_loss:.3f}  {event.tokens_per_s:,.0f} tokens/s"
+            self._bar.update(self._task, completed=event.step, note=note)
+        elif event.step % self._every == 0 or event.step == self._steps:
+            self.out.print(
+                f"step {event.step:>{len(str(self._steps))}}  MLM {event.mlm_loss:.4f}, NSP {event.nsp_loss:.4f}, "
+                f"gradient norm {event.grad_norm:.3g}, {event.tokens_per_s:,.0f} tokens/s, "
+                f"idle {event.bubble_fraction:.1%}"
+            )
+
+
+def _given(overrides: Any) -> Mapping[str, str]:
+    """Return the options that were set, by section.key."""
+    return {
+        f"{section}.{option.name}": value
+        for section in SECTIONS
+        for option in dataclasses.fields(SECTIONS[section])
+        if (value := getattr(getattr(overrides, section), option.name)) is not None
+    }
+
+
+def _outcome(result: TrainingResult) -> list[str]:
+    lines = []
+    if result.last is None:
+        lines.append(f"all {result.steps} steps were done already; raise --train.steps to go on")
+    if result.evaluations:
+        first, last = result.evaluations[0], result.evaluations[-1]
+        lines.append(
+            f"held-out MLM loss {first.heldout_mlm_loss:.4f} at step {first.step}, {last.heldout_mlm_loss:.4f} at step "
+            f"{last.step}: {result.unigram_entropy - last.heldout_mlm_loss:+.4f} nats below the unigram entropy "
+            f"{result.unigram_entropy:.4f}"
+        )
+    lines.append(f"{result.steps} steps, {result.train_s:.1f} s of training; files in {result.out}")
+    lines.append(f"newest checkpoint {result.checkpoint}")
+    return lines
+
+
+def _after_interrupt(config: TrainConfig, step: int) -> str:
+    saved = newest_checkpoint(config.train.out)
+    if saved is None:
+        return f"interrupted after step {step}; there is no checkpoint yet, so the run cannot be resumed"
+    return f"interrupted after step {step}; the newest checkpoint is {saved}, --resume goes on from there"

@@ -1,0 +1,299 @@
+"""The training loop of one rank: data, pipeline and optimizer joined, step after step, until the last one.
+
+Everything that a step depends on is a function of its number and of what a checkpoint holds, so a resumed run repeats
+the steps that an uninterrupted one would have made, bit for bit. The first rank writes the files and reports what
+happens; how that is shown, and who started the ranks, is others' business.
+"""
+
+import math
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from chimera.data import MicrobatchSource, PretrainingData, build_data
+from chimera.errors import ConfigError, NonFiniteError
+from chimera.ir.timeline import Timeline
+from chimera.models import bert_layers
+from chimera.runtime.pipeline import Pipeline
+from chimera.timeline import write_timeline
+from chimera.train.checkpoint import latest_checkpoint, save_checkpoint
+from chimera.train.config import TrainConfig
+from chimera.train.config_file import to_toml
+from chimera.train.evaluation import CountingLoss, evaluate, heldout_share
+from chimera.train.events import Event, Report, Saved, Started, TrainingResult
+from chimera.train.folder import CHECKPOINTS, CONFIG, TIMELINE, check_folder
+from chimera.train.layout import Layout, layout_of
+from chimera.train.lr_schedules import learning_rate_factor
+from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations
+from chimera.train.metrics_log import MetricsLog
+from chimera.train.optimizers import build_optimizer
+from chimera.train.state import describe, owned_state, require_same, restore
+
+__all__ = ["train"]
+
+
+def train(
+    config: TrainConfig,
+    group: "dist.ProcessGroup | None",
+    *,
+    device: torch.device,
+    resume: bool = False,
+    report: Report | None = None,
+) -> TrainingResult:
+    """Train on this rank, together with the others of ``group``.
+
+    Args:
+        config: the same on every rank.
+        group: parallel.pipeline · parallel.data ranks, pipeline outermost; None for one rank on its own.
+        device: of this rank.
+        resume: go on from the newest checkpoint of the run in ``train.out``.
+        report: called with each event; None reports to nobody.
+
+    Raises:
+        ChimeraError: see ``chimera.errors``; no file is left half-written.
+    """
+    report = report or _to_nobody
+    check_folder(config, resume=resume)
+    layout = layout_of(config)
+    report("reading the corpus")
+    data = build_data(config.data)
+    _require_vocabulary(config, data)
+    report("building the pipeline")
+    run = _Run(config, layout, data, group, device=device, report=report)
+    try:
+        return run.to_the_end(resume=resume)
+    finally:
+        run.close()
+
+
+class _Run:
+    """One rank's part of a run."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        layout: Layout,
+        data: PretrainingData,
+        group: "dist.ProcessGroup | None",
+        *,
+        device: torch.device,
+        report: Report,
+    ) -> None:
+        self._config = config
+        self._layout = layout
+        self._data = data
+        self._device = device
+        self._loss = CountingLoss()
+        with torch.device("meta"):
+            layers = bert_layers(config.model)
+        self._pipe = Pipeline(
+            layers,
+            layout.schedule,
+            self._loss,
+            group,
+            layer_to_stage=layout.layer_to_stage,
+            recompute=config.schedule.recompute,
+            reduce=config.schedule.reduce,
+            seed=config.train.seed,
+            device=device,
+            dtype=torch.bfloat16 if config.train.dtype == "bf16" else None,
+            timeout_s=config.runtime.timeout_s,
+        )
+        self._optimizer = build_optimizer(config.optimizer, self._pipe.optimizer_parameters())
+        self._source = MicrobatchSource(data.train, layout.microbatch_size, layout.microbatches_per_step)
+        self._heldout = heldout_share(
+            data.heldout,
+            num_samples=config.train.evaluation_samples,
+            microbatch_size=config.train.microbatch_size,
+            replica=self._pipe.groups.data_rank,
+            replicas=self._pipe.groups.data_size,
+        )
+        self._out = Path(config.train.out)
+        self._first = self._pipe.groups.rank == 0
+        self._report = report
+        self._log: MetricsLog | None = None
+        self._evaluations: list[EvaluationMetrics] = []
+        self._saved: Path | None = None
+        self._timeline: Timeline | None = None
+
+    def close(self) -> None:
+        self._pipe.close()
+        if self._log is not None:
+            self._log.close()
+
+    def to_the_end(self, *, resume: bool) -> TrainingResult:
+        options = self._config.train
+        start = self._resumed() if resume else 0
+        self._open_files(start)
+        self._tell("training")
+        began = time.perf_counter()
+        last: StepMetrics | None = None
+        if not start:
+            self._evaluate(0)
+        for step in range(start + 1, options.steps + 1):
+            last = self._step(step)
+            self._emit(last)
+            ends = step == options.steps
+            if ends or step % options.evaluation_interval == 0:
+                self._evaluate(step)
+            if ends or step % options.checkpoint_interval == 0:
+                self._save(step)
+        self._write_timeline()
+        assert self._saved is not None, "a run ends with a checkpoint, or began from its last one"
+        return TrainingResult(
+            out=self._out,
+            steps=max(start, options.steps),
+            evaluations=tuple(self._evaluations),
+            last=last,
+            timeline=self._timeline,
+            unigram_entropy=self._data.unigram_entropy,
+            heldout_unigram_cross_entropy=self._data.heldout_unigram_cross_entropy,
+            checkpoint=self._saved,
+            train_s=time.perf_counter() - began,
+        )
+
+    # Begin
+
+    def _resumed(self) -> int:
+        """Restore the newest checkpoint and return its step."""
+        checkpoint = latest_checkpoint(self._out / CHECKPOINTS)
+        assert checkpoint is not None, "check_folder saw one"
+        require_same(checkpoint, self._config, self._layout)
+        restore(self._pipe, self._optimizer, checkpoint)
+        self._saved = checkpoint.path
+        self._evaluations = [row for row in read_evaluations(self._out) if row.step <= checkpoint.step]
+        return checkpoint.step
+
+    def _open_files(self, start: int) -> None:
+        # All ranks have come this far, so whatever could be wrong with the configuration is known by now.
+        self._pipe.groups.sum_everywhere(torch.zeros(1))
+        if not self._first:
+            return
+        self._out.mkdir(parents=True, exist_ok=True)
+        (self._out / CONFIG).write_text(to_toml(self._config), encoding="utf-8")
+        self._log = MetricsLog(self._out, first_step=start, tensorboard=self._config.metrics.tensorboard)
+        self._report(
+            Started(
+                step=start,
+                unigram_entropy=self._data.unigram_entropy,
+                vocabulary_size=self._data.vocab_size,
+                num_train_tokens=self._data.num_train_tokens,
+                device=str(self._device),
+            )
+        )
+
+    # One step
+
+    def _step(self, step: int) -> StepMetrics:
+        """Make the ``step``-th update, counted from 1."""
+        began = time.perf_counter()
+        rate = self._config.optimizer.learning_rate * learning_rate_factor(self._config.learning_rate, step - 1)
+        for options in self._optimizer.param_groups:
+            options["lr"] = rate
+        loss = self._gradients(step - 1)
+        norm = self._pipe.gradient_norm()
+        terms = self._pipe.terms
+        self._require_finite(step, loss, norm, rate)
+        clip = self._config.optimizer.clip_norm
+        if clip is not None and norm > clip:
+            self._pipe.scale_gradients(clip / norm)
+        self._optimizer.step()
+        self._pipe.publish_weights()
+        step_s = time.perf_counter() - began
+        self._timeline = self._pipe.timeline()
+        return StepMetrics(
+            step=step,
+            loss=loss,
+            mlm_loss=terms["mlm"],
+            nsp_loss=terms["nsp"],
+            grad_norm=norm,
+            lr=rate,
+            tokens_per_s=self._layout.global_batch * self._config.data.sequence_length / step_s,
+            step_s=step_s,
+            bubble_fraction=self._timeline.bubble_fraction,
+        )
+
+    def _gradients(self, index: int) -> float:
+        """Run all accumulation runs of the step with this index, and return its loss."""
+        runs, size = self._config.train.accumulation_runs, self._layout.microbatches_per_run
+        first = self._pipe.groups.data_rank * runs * size
+        numbers = range(first, first + runs * size)
+        microbatches = [self._source.microbatch(index, number) for number in numbers]
+        counts: dict[str, float] = {}
+        for microbatch in microbatches:
+            for name, count in self._loss.counts(microbatch).items():
+                counts[name] = counts.get(name, 0.0) + count
+        for run in range(runs):
+            part = slice(run * size, (run + 1) * size)
+            loss = self._pipe.step(
+                microbatches[part],
+                microbatches[part],
+                last=run == runs - 1,
+                counts=counts,
+                microbatch_indices=numbers[part],
+            )
+        return float(loss)
+
+    def _require_finite(self, step: int, loss: float, norm: float, rate: float) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        terms = ", ".join(f"{name} {value:.4g}" for name, value in self._pipe.terms.items())
+        resumed = f"the newest checkpoint is {self._saved}" if self._saved else "there is no checkpoint yet"
+        raise NonFiniteError(
+            f"step {step}: loss {loss:.4g} ({terms}), gradient norm {norm:.4g}, at a learning rate of {rate:.3g}; the "
+            f"weights were not updated, {resumed}. Try a lower --optimizer.learning-rate or a longer "
+            "--learning-rate.warmup-steps"
+            + (", or --train.dtype fp32" if self._config.train.dtype == "bf16" else "")
+            + (", or --optimizer.clip-norm 1" if self._config.optimizer.clip_norm is None else "")
+        )
+
+    # Between steps
+
+    def _evaluate(self, step: int) -> None:
+        if self._heldout:
+            row = evaluate(self._pipe, self._loss, self._heldout, step=step)
+            self._evaluations.append(row)
+            self._emit(row)
+
+    def _save(self, step: int) -> None:
+        self._tell(f"saving the checkpoint of step {step}")
+        self._saved = save_checkpoint(
+            self._out / CHECKPOINTS,
+            step,
+            owned_state(self._pipe, self._optimizer),
+            describe(self._config, self._layout),
+            self._pipe.groups,
+            keep=self._config.train.keep_checkpoints,
+        )
+        self._tell("training")
+        if self._first:
+            self._report(Saved(self._saved))
+
+    def _write_timeline(self) -> None:
+        if self._first and self._timeline is not None:
+            write_timeline(self._timeline, self._out / TIMELINE)
+
+    def _emit(self, row: StepMetrics | EvaluationMetrics) -> None:
+        if self._log is not None:
+            self._log.add(row)
+            self._report(row)
+
+    def _tell(self, activity: str) -> None:
+        """Say what this rank is at, to whoever started it and to its peers."""
+        self._report(activity)
+        if self._pipe.watch is not None:
+            self._pipe.watch.activity = activity
+
+
+def _to_nobody(_: Event) -> None:
+    """Report nothing."""
+
+
+def _require_vocabulary(config: TrainConfig, data: PretrainingData) -> None:
+    if data.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"the vocabulary has {data.vocab_size} tokens, model.vocab_size is {config.model.vocab_size}; set "
+            f"model.vocab_size to {data.vocab_size}, or to a little more for padding"
+        )
