@@ -48,13 +48,13 @@ class Ranks:
         self.size = size
         self._ranks = []
 
-    def run(self, n, function, *args, timeout_s=60.0):
-        """Call ``function(group, *args)`` on ``n`` ranks at once and return their results in rank order.
+    def run(self, n, function, *args, timeout_s=60.0, **options):
+        """Call ``function(group, *args, **options)`` on ``n`` ranks at once; return their results in rank order.
 
         Args:
             n: how many of the pool's processes take part; ``group`` is the process group of these.
             function: a function at the top level of a module.
-            *args: plain values or arrays, the same for every rank.
+            *args, **options: plain values or arrays, the same for every rank.
             timeout_s: how long all of it may take.
 
         Raises:
@@ -64,7 +64,7 @@ class Ranks:
         if not self._ranks:
             self._start()
         for rank in self._ranks:
-            rank.connection.send((sys.path, n, function.__module__, function.__qualname__, args))
+            rank.connection.send((sys.path, n, function.__module__, function.__qualname__, args, options))
         answers = self._collect(timeout_s)
         failed = {rank: text for rank, (good, text) in answers.items() if not good}
         missing = [rank for rank in range(self.size) if rank not in answers]
@@ -153,7 +153,7 @@ def _serve(rank, size, connection):
             os._exit(0)
 
 
-def _answer(path, n, module, name, args):
+def _answer(path, n, module, name, args, options):
     try:
         sys.path[:] = path
         # All ranks of the pool make the group, so that each one has a name, and with it keys in the store, of its own.
@@ -163,7 +163,7 @@ def _answer(path, n, module, name, args):
         function = getattr(importlib.import_module(module), name)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            result = function(group, *args)
+            result = function(group, *args, **options)
         dist.destroy_process_group(group)
     except BaseException:  # noqa: BLE001 - pytest's outcomes are no Exceptions
         return False, traceback.format_exc()

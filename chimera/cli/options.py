@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-import numpy as np
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional, arg
 
 from chimera.errors import UsageError, nearest_names
@@ -21,8 +20,9 @@ from chimera.ir.costs_file import read_costs
 from chimera.ir.schedule import Schedule
 from chimera.ir.schedule_file import read_schedule
 from chimera.passes.lower import lower
-from chimera.passes.reductions import ReductionMode
+from chimera.passes.reductions import ReductionMode, places_reductions
 from chimera.schedules import SCHEDULES, build_schedule
+from chimera.schedules.chimera import Unit
 
 __all__ = [
     "CostChoice",
@@ -35,11 +35,10 @@ __all__ = [
     "SizeOptions",
     "Sizes",
     "load_schedule",
+    "refuse_second_reductions",
     "sizes_for",
     "with_reductions",
 ]
-
-_Unit = Literal["concatenate", "double", "halve"]
 
 ScheduleName = Annotated[str, Positional, arg(metavar="NAME|FILE", help_behavior_hint="")]
 Flag = Annotated[bool, FlagCreatePairsOff, arg(help_behavior_hint="")]
@@ -49,9 +48,7 @@ ReduceOption = Annotated[
 ]
 Quantity = Annotated[float | None, arg(constructor=float, metavar="X", help_behavior_hint="")]
 _Count = Annotated[int | None, arg(constructor=int, metavar="N", help_behavior_hint="")]
-_UnitOption = Annotated[
-    _Unit | None, arg(constructor=_Unit, metavar="{concatenate,double,halve}", help_behavior_hint="")
-]
+_UnitOption = Annotated[Unit | None, arg(constructor=Unit, metavar="{concatenate,double,halve}", help_behavior_hint="")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +170,18 @@ def with_reductions(schedule: Schedule, costs: Costs | StageCosts, reduce: Reduc
     Raises:
         UsageError: a place for reductions was given, but the schedule has its own.
     """
-    reduces_already = bool(np.isin(schedule.table.kind, [Kind.REDUCE_GRAD, Kind.STEP]).any())
-    if reduces_already and reduce is not None:
-        raise UsageError(f"{schedule.name!r} places its reductions itself; leave out --reduce {reduce}")
+    refuse_second_reductions(schedule, reduce)
     takes_time = bool(costs.resolve(schedule).duration[Kind.REDUCE_GRAD].any())
-    if reduces_already or not (takes_time or reduce):
+    if places_reductions(schedule) or not (takes_time or reduce):
         return schedule
     return lower(schedule, reduce=reduce or "end")
+
+
+def refuse_second_reductions(schedule: Schedule, reduce: ReductionMode | None) -> None:
+    """Refuse ``--reduce`` for a schedule that says itself where reductions start.
+
+    Raises:
+        UsageError: it does, and ``reduce`` was given.
+    """
+    if reduce is not None and places_reductions(schedule):
+        raise UsageError(f"{schedule.name!r} places its reductions itself; leave out --reduce {reduce}")

@@ -5,7 +5,15 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from chimera.cli.options import FileOption, Flag, ReduceOption, ScheduleName, SizeOptions, load_schedule
+from chimera.cli.options import (
+    FileOption,
+    Flag,
+    ReduceOption,
+    ScheduleName,
+    SizeOptions,
+    load_schedule,
+    refuse_second_reductions,
+)
 from chimera.errors import UsageError
 from chimera.ir.action import COMMUNICATIONS, Kind
 from chimera.ir.rows import code_mask
@@ -60,6 +68,5 @@ def _program(schedule: Schedule, *, lowered: bool, reduce: ReductionMode | None)
         if code_mask(schedule.table, *COMMUNICATIONS, Kind.REDUCE_GRAD).any():
             print("sends, receives and reductions are left out; --lowered keeps them", file=sys.stderr)
         return compute_only(schedule)
-    if reduce is not None and code_mask(schedule.table, Kind.REDUCE_GRAD, Kind.STEP).any():
-        raise UsageError(f"{schedule.name!r} places its reductions itself; leave out --reduce {reduce}")
+    refuse_second_reductions(schedule, reduce)
     return lower(schedule, reduce=reduce or "end")

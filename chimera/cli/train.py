@@ -21,14 +21,14 @@ from tyro.conf import Positional, arg
 
 from chimera.cli.options import Flag
 from chimera.cli.terminal import console
-from chimera.cli.training import run_joined, run_local
+from chimera.cli.training import PRELOAD, run_joined, run_local
 from chimera.errors import RunError
-from chimera.launch import place_from_environment
+from chimera.launch import place_from_environment, warm_up
 from chimera.models import bert_layers, count_parameters
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS, load_config, type_text
 from chimera.train.events import Event, Saved, Started, TrainingResult
-from chimera.train.folder import newest_checkpoint
+from chimera.train.folder import check_folder, newest_checkpoint
 from chimera.train.layout import Layout, layers_per_stage, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 
@@ -112,8 +112,11 @@ def train_command(
         resume: go on from the newest checkpoint of the run in train.out
     """
     settings = load_config(config, _given(overrides))
-    place = place_from_environment(os.environ)
     layout = layout_of(settings)
+    check_folder(settings, resume=resume)
+    place = place_from_environment(os.environ)
+    if place is None:
+        warm_up(PRELOAD)
     view = TrainingView(console(), settings)
     if place is None or place.rank == 0:
         view.out.print("\n".join(summary(settings, layout)))
@@ -247,9 +250,10 @@ def _outcome(result: TrainingResult) -> list[str]:
         lines.append(f"all {result.steps} steps were done already; raise --train.steps to go on")
     if result.evaluations:
         first, last = result.evaluations[0], result.evaluations[-1]
+        below = result.unigram_entropy - last.heldout_mlm_loss
         lines.append(
             f"held-out MLM loss {first.heldout_mlm_loss:.4f} at step {first.step}, {last.heldout_mlm_loss:.4f} at step "
-            f"{last.step}: {result.unigram_entropy - last.heldout_mlm_loss:+.4f} nats below the unigram entropy "
+            f"{last.step}: {abs(below):.4f} nats {'below' if below > 0 else 'above'} the unigram entropy "
             f"{result.unigram_entropy:.4f}"
         )
     lines.append(f"{result.steps} steps, {result.train_s:.1f} s of training; files in {result.out}")

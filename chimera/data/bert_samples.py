@@ -16,18 +16,25 @@ from chimera.data.tokenizer import Vocabulary
 from chimera.data.tokens import TokenArray, TokenizedDocuments
 from chimera.errors import ConfigError, DataError
 
-__all__ = ["FIRST_RANDOM_SHARE", "IGNORED_LABEL", "MASKED_SHARE", "NUM_FRAME_TOKENS", "BertSamples"]
+__all__ = [
+    "FIRST_RANDOM_SHARE",
+    "IGNORED_LABEL",
+    "MASKED_SHARE",
+    "NUM_FRAME_TOKENS",
+    "BertSamples",
+    "check_sample_options",
+]
 
 IGNORED_LABEL = -100
 NUM_FRAME_TOKENS = 3  # [CLS] A [SEP] B [SEP]
-IS_NEXT, IS_RANDOM = 0, 1
+_IS_NEXT, _IS_RANDOM = 0, 1
 
 # Of the chosen tokens 80 % become [MASK], 10 % a random word piece, 10 % stay.
 MASKED_SHARE, FIRST_RANDOM_SHARE = 0.8, 0.9
 
 # A segment equal to the true continuation is met in one draw of thousands, so this many in a row mean that the other
 # documents hold nothing else.
-MAX_DRAWS = 16
+_MAX_DRAWS = 16
 
 
 class BertSamples:
@@ -128,16 +135,16 @@ class BertSamples:
         end = self._filled(start, self.sequence_length - NUM_FRAME_TOKENS, at_least=2)
         middle = start + 1 + below(stream, end - start - 1)
         first = corpus.tokens[corpus.sentence_starts[start] : corpus.sentence_starts[middle]]
-        if below(stream, 2) == IS_RANDOM:
+        if below(stream, 2) == _IS_RANDOM:
             following = corpus.tokens[
                 corpus.sentence_starts[middle] : corpus.sentence_starts[corpus.document_starts[document + 1]]
             ]
-            for _ in range(MAX_DRAWS):
+            for _ in range(_MAX_DRAWS):
                 a, b = self._cut(first, self._random_segment(document, len(first), stream), stream)
                 if not _one_begins_with_other(b, following):
-                    return a, b, IS_RANDOM
+                    return a, b, _IS_RANDOM
         second = corpus.tokens[corpus.sentence_starts[middle] : corpus.sentence_starts[end]]
-        return *self._cut(first, second, stream), IS_NEXT
+        return *self._cut(first, second, stream), _IS_NEXT
 
     def _random_segment(self, document: int, first_length: int, stream: np.random.Philox) -> TokenArray:
         """Sentences from a random place outside the document, as many as fit beside A."""

@@ -26,7 +26,7 @@ from chimera.errors import DataError
 __all__ = ["PretrainingData", "build_data"]
 
 # Part of the cache's key: another way of reading or tokenising must not meet old files.
-CACHE_VERSION = 1
+_CACHE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +113,7 @@ def _tokenized_corpus(config: DataConfig) -> TokenizedCorpus:
 def _inputs(data: bytes, given: WordPiece | None, config: DataConfig) -> dict[str, str | int | float | bool | None]:
     """Everything that the tokenised corpus is a function of."""
     inputs: dict[str, str | int | float | bool | None] = {
-        "cache_version": CACHE_VERSION,
+        "cache_version": _CACHE_VERSION,
         "tokenizers": tokenizers.__version__,
         "corpus": hashlib.sha256(data).hexdigest(),
     }

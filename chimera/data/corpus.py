@@ -21,15 +21,22 @@ from numpy.typing import NDArray
 from chimera.data.keyed import Purpose, below, keyed_stream
 from chimera.errors import DataError
 
-__all__ = ["bundled_corpus_path", "parse_segmented_text", "read_segmented_text", "split_documents"]
+__all__ = [
+    "bundled_corpus_path",
+    "decompress",
+    "parse_segmented_text",
+    "read_bytes",
+    "read_segmented_text",
+    "split_documents",
+]
 
-FORMAT_ADVICE = (
+_FORMAT_ADVICE = (
     "segmented text has one sentence per line and one blank line after each document; "
     'set data.corpus to such a file, or to "bundled" for the English corpus that comes with chimera'
 )
 
 # What compressed files start with; the file's name decides nothing.
-GZIP_MAGIC, XZ_MAGIC, BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh"
+_GZIP_MAGIC, _XZ_MAGIC, _BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh"
 
 
 def bundled_corpus_path() -> Traversable:
@@ -58,7 +65,7 @@ def parse_segmented_text(data: bytes, *, name: str) -> list[list[str]]:
         DataError: as ``read_segmented_text``.
     """
     # A byte-order mark inside the text is left over from files joined end to end; it is no character of a sentence.
-    text = decode(data, name=name).replace("\ufeff", "")
+    text = _decode(data, name=name).replace("\ufeff", "")
     documents: list[list[str]] = [[]]
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         sentence = line.strip()
@@ -68,7 +75,7 @@ def parse_segmented_text(data: bytes, *, name: str) -> list[list[str]]:
             documents.append([])
     if not documents[-1]:
         documents.pop()
-    require_sentence_pairs(documents, name=name)
+    _require_sentence_pairs(documents, name=name)
     return documents
 
 
@@ -108,7 +115,7 @@ def read_bytes(path: Path | Traversable) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise DataError(f"corpus {path} does not exist; {FORMAT_ADVICE}") from None
+        raise DataError(f"corpus {path} does not exist; {_FORMAT_ADVICE}") from None
     except OSError as error:
         raise DataError(f"corpus {path} cannot be read: {error.strerror}; check its permissions") from error
 
@@ -116,40 +123,40 @@ def read_bytes(path: Path | Traversable) -> bytes:
 def decompress(data: bytes, *, name: str) -> bytes:
     """The text's bytes: decompressed if they start as gzip, xz or bzip2 files do, else as they are."""
     try:
-        if data.startswith(GZIP_MAGIC):
+        if data.startswith(_GZIP_MAGIC):
             return gzip.decompress(data)
-        if data.startswith(XZ_MAGIC):
+        if data.startswith(_XZ_MAGIC):
             return lzma.decompress(data)
-        if data.startswith(BZIP2_MAGIC):
+        if data.startswith(_BZIP2_MAGIC):
             return bz2.decompress(data)
     except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
         raise DataError(f"corpus {name} is compressed but damaged or cut short ({error}); copy it again") from error
     return data
 
 
-def decode(data: bytes, *, name: str) -> str:
+def _decode(data: bytes, *, name: str) -> str:
     """UTF-8 text without NUL characters."""
     advice = "a corpus is UTF-8 text; convert other encodings, for instance with `iconv -f UTF-16 -t UTF-8`"
     nul = data.find(b"\0")
     if nul >= 0:
-        raise DataError(f"corpus {name} is binary or UTF-16: NUL at {place(data, nul)}; {advice}")
+        raise DataError(f"corpus {name} is binary or UTF-16: NUL at {_place(data, nul)}; {advice}")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         at = error.start
-        raise DataError(f"corpus {name} is not UTF-8: byte 0x{data[at]:02x} at {place(data, at)}; {advice}") from None
+        raise DataError(f"corpus {name} is not UTF-8: byte 0x{data[at]:02x} at {_place(data, at)}; {advice}") from None
 
 
-def place(data: bytes, offset: int) -> str:
+def _place(data: bytes, offset: int) -> str:
     """Where a byte stands, counted from one."""
     before = data[:offset].split(b"\n")
     return f"line {len(before)}, byte {len(before[-1]) + 1}"
 
 
-def require_sentence_pairs(documents: list[list[str]], *, name: str) -> None:
+def _require_sentence_pairs(documents: list[list[str]], *, name: str) -> None:
     """Refuse a corpus in which no sentence has a next one."""
     if not documents:
-        raise DataError(f"corpus {name} is empty: it holds no sentence; {FORMAT_ADVICE}")
+        raise DataError(f"corpus {name} is empty: it holds no sentence; {_FORMAT_ADVICE}")
     if all(len(document) < 2 for document in documents):
         raise DataError(
             f"corpus {name} has {len(documents)} document(s) but none of two sentences, so no sentence has a next one; "

@@ -11,9 +11,9 @@ from enum import IntEnum
 
 import numpy as np
 
-__all__ = ["Purpose", "below", "keyed_stream", "permuted"]
+__all__ = ["NUM_ROUNDS", "Purpose", "below", "keyed_stream", "permuted"]
 
-WORD = (1 << 64) - 1
+_WORD = (1 << 64) - 1
 NUM_ROUNDS = 6
 
 
@@ -68,6 +68,6 @@ def permuted(position: int, size: int, round_keys: list[int]) -> int:
 
 def _mixed(word: int) -> int:
     """Scramble 64 bits: the last steps of SplitMix64."""
-    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & WORD
-    word = (word ^ word >> 27) * 0x94D049BB133111EB & WORD
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
     return word ^ word >> 31

@@ -20,11 +20,11 @@ __all__ = ["SPECIAL_TOKENS", "Vocabulary", "WordPiece", "train_wordpiece"]
 
 #: In the order of their ids in a trained vocabulary: padding is 0.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-CONTINUATION = "##"
+_CONTINUATION = "##"
 
 # As BertWordPieceTokenizer: rarer characters become [UNK], and longer words too.
-MAX_ALPHABET = 1000
-MAX_CHARACTERS_PER_WORD = 100
+_MAX_ALPHABET = 1000
+_MAX_CHARACTERS_PER_WORD = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def train_wordpiece(sentences: Sequence[str], *, vocab_size: int, lowercase: boo
     """
     specials = list(SPECIAL_TOKENS)
     alphabet = _trained(sentences, specials, vocab_size=len(specials), lowercase=lowercase)
-    inner = sorted(token for token in alphabet if re.fullmatch(f"{CONTINUATION}.", token, re.DOTALL))
+    inner = sorted(token for token in alphabet if re.fullmatch(f"{_CONTINUATION}.", token, re.DOTALL))
     if len(alphabet) > vocab_size:
         raise DataError(
             f"data.vocab_size is {vocab_size}, but the special tokens and the characters of the corpus alone take "
@@ -165,8 +165,8 @@ def _trained(sentences: Iterable[str], specials: list[str], *, vocab_size: int, 
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=specials,
-        limit_alphabet=MAX_ALPHABET,
-        continuing_subword_prefix=CONTINUATION,
+        limit_alphabet=_MAX_ALPHABET,
+        continuing_subword_prefix=_CONTINUATION,
         show_progress=False,
     )
     tokenizer.train_from_iterator(_batches(sentences), trainer)
@@ -189,13 +189,13 @@ def _tokenizer_of(vocabulary: dict[str, int], lowercase: bool) -> Tokenizer:  # 
     model = models.WordPiece(
         vocab=vocabulary,
         unk_token="[UNK]",  # noqa: S106
-        max_input_chars_per_word=MAX_CHARACTERS_PER_WORD,
-        continuing_subword_prefix=CONTINUATION,
+        max_input_chars_per_word=_MAX_CHARACTERS_PER_WORD,
+        continuing_subword_prefix=_CONTINUATION,
     )
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUATION)
     return tokenizer
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from chimera.data.tokenizer import WordPiece
 
-__all__ = ["TokenizedDocuments", "tokenize_documents"]
+__all__ = ["TokenArray", "TokenizedDocuments", "tokenize_documents"]
 
 TokenArray = NDArray[np.integer[Any]]
 
@@ -45,8 +45,8 @@ class TokenizedDocuments:
         num_tokens = sum(map(len, sentences))
         return cls(
             np.fromiter(chain.from_iterable(sentences), dtype, count=num_tokens),
-            starts_of([len(sentence) for sentence in sentences]),
-            starts_of([len(document) for document in nested]),
+            _starts_of([len(sentence) for sentence in sentences]),
+            _starts_of([len(document) for document in nested]),
         )
 
     @property
@@ -66,10 +66,10 @@ class TokenizedDocuments:
     def select(self, documents: NDArray[np.int64]) -> Self:
         """Return a copy that holds the given documents only, in the given order."""
         first, last = self.document_starts[documents], self.document_starts[documents + 1]
-        sentences = concatenated_ranges(first, last)
+        sentences = _concatenated_ranges(first, last)
         lengths = np.diff(self.sentence_starts)[sentences]
-        token_indices = concatenated_ranges(self.sentence_starts[first], self.sentence_starts[last])
-        return type(self)(self.tokens[token_indices], starts_of(lengths), starts_of(last - first))
+        token_indices = _concatenated_ranges(self.sentence_starts[first], self.sentence_starts[last])
+        return type(self)(self.tokens[token_indices], _starts_of(lengths), _starts_of(last - first))
 
 
 def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer: WordPiece) -> tuple[TokenizedDocuments, int]:
@@ -80,20 +80,20 @@ def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer: WordPiece)
         are therefore not in them.
     """
     encoded = tokenizer.encode(list(chain.from_iterable(documents)))
-    bounds = starts_of([len(document) for document in documents]).tolist()
+    bounds = _starts_of([len(document) for document in documents]).tolist()
     nested = [encoded[first:last] for first, last in pairwise(bounds)]
     num_empty = sum(not sentence for sentence in encoded)
     return TokenizedDocuments.from_ids(nested, vocab_size=tokenizer.vocabulary.size), num_empty
 
 
-def starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+def _starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """Where each piece starts, and the end of the last: [3, 1] gives [0, 3, 4]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
 
 
-def concatenated_ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+def _concatenated_ranges(first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
     """The integers of range(first[0], last[0]), then those of range(first[1], last[1]), and so on."""
-    starts = starts_of(last - first)
+    starts = _starts_of(last - first)
     return np.arange(starts[-1], dtype=np.int64) + np.repeat(first - starts[:-1], last - first)

@@ -79,6 +79,13 @@ class Overlap(NamedTuple):
     def __str__(self) -> str:
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 
+    @property
+    def fault(self) -> str | None:
+        """What is wrong with the pair, None if it is a forward with a B or an I."""
+        if self.forward.kind is Kind.F and self.backward.kind in {Kind.B, Kind.I}:
+            return None
+        return f"pairs {self.forward} with {self.backward}; needed: an F, then a B or I"
+
 
 Instruction = Action | Overlap
 
@@ -117,9 +124,10 @@ def parse_instruction(text: str, where: str = "") -> Instruction:
     elif match := _OVERLAP.fullmatch(text):
         forward, backward = (parse_instruction(part, where) for part in match.groups())
         if isinstance(forward, Action) and isinstance(backward, Action):
-            if forward.kind is Kind.F and backward.kind in {Kind.B, Kind.I}:
-                return Overlap(forward, backward)
-            raise FormatError(f"{_prefix(where)}{text!r} pairs {forward} with {backward}; needed: an F, then a B or I")
+            pair = Overlap(forward, backward)
+            if pair.fault is None:
+                return pair
+            raise FormatError(f"{_prefix(where)}{text!r} {pair.fault}")
     raise FormatError(
         f"{_prefix(where)}{text!r} is not an action; needed: stage, kind and micro-batch as in "
         "3F0, 1SEND_F3, 2REDUCE_GRAD or (0F1;1B0)OVERLAP_F_B"

@@ -44,12 +44,8 @@ def _pairs(schedule: Schedule) -> Iterator[Violation]:
         return
     for rank, program in enumerate(schedule.actions):
         for position, instruction in enumerate(program):
-            if type(instruction) is not Overlap:
-                continue
-            forward, backward = instruction
-            if forward.kind is not Kind.F or backward.kind not in {Kind.B, Kind.I}:
-                message = f"pairs {forward} with {backward}; needed: an F, then a B or I"
-                yield Violation(rank, position, str(instruction), message, "shape")
+            if type(instruction) is Overlap and (fault := instruction.fault) is not None:
+                yield Violation(rank, position, str(instruction), fault, "shape")
 
 
 def placement(schedule: Schedule) -> list[Violation]:

@@ -13,14 +13,11 @@ from numpy.typing import NDArray
 
 from chimera.ir.action import COMMUNICATIONS, Action, Kind
 from chimera.ir.checks_complete import repeated_rows
-from chimera.ir.dependencies import Phase
+from chimera.ir.dependencies import MESSAGES, Phase
 from chimera.ir.rows import NOTHING, Rows, code_mask
-from chimera.ir.violation import Violation, action_at, violation_at
+from chimera.ir.violation import Violation, violation_at
 
 __all__ = ["Messages", "Routing", "message_violations"]
-
-_DIRECTIONS = ((Phase.FORWARD, -1, Kind.SEND_F, Kind.RECV_F), (Phase.GRADIENT, +1, Kind.SEND_B, Kind.RECV_B))
-"""Rows (phase, where the sending stage lies from the receiving one, kind of the send, kind of the receive)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,25 +120,24 @@ def _matched_rows(rows: Rows, routing: Routing) -> tuple[NDArray[np.int64], NDAr
     send = np.full(len(routing), NOTHING, np.int64)
     receive = np.full(len(routing), NOTHING, np.int64)
     strays: list[Violation] = []
-    for phase, sender, send_kind, receive_kind in _DIRECTIONS:
+    for phase, sender, send_kind, receive_kind in MESSAGES:
         entries = np.flatnonzero(routing.forward == (phase is Phase.FORWARD))
         number = np.full(rows.home.shape, NOTHING, np.int64)
         number[routing.stage[entries], routing.microbatch[entries]] = entries
-        for kind, offset, column in ((send_kind, -sender, send), (receive_kind, 0, receive)):
+        for kind, peer, receiver, column in ((send_kind, -sender, -sender, send), (receive_kind, sender, 0, receive)):
             own = np.flatnonzero(table.kind == kind)
-            stage = table.stage[own] + offset
+            stage = table.stage[own] + receiver
             inside = (stage >= 0) & (stage < rows.placement.num_stages)
             message = np.where(inside, number[np.where(inside, stage, 0), table.microbatch[own]], NOTHING)
             needed = message != NOTHING
             column[message[needed]] = own[needed]
-            strays.extend(_stray(rows, row) for row in own[~needed].tolist())
+            strays.extend(_stray(rows, row, peer) for row in own[~needed].tolist())
     return send, receive, strays
 
 
-def _stray(rows: Rows, row: int) -> Violation:
-    action = action_at(rows.table, row)
-    towards = -1 if action.kind in {Kind.RECV_F, Kind.SEND_B} else +1
-    other = action.stage + towards
+def _stray(rows: Rows, row: int, peer: int) -> Violation:
+    action = rows.table.action_at(row)
+    other = action.stage + peer
     if not 0 <= other < rows.placement.num_stages:
         why = f"stage {action.stage} has no neighbour on that side; remove it"
     elif rows.home[other, action.microbatch] == rows.rank[row]:
@@ -154,10 +150,10 @@ def _stray(rows: Rows, row: int) -> Violation:
 def _missing(rows: Rows, routing: Routing, send: NDArray[np.int64], receive: NDArray[np.int64]) -> Iterator[Violation]:
     for entry in np.flatnonzero((send == NOTHING) | (receive == NOTHING)).tolist():
         producer, consumer = int(routing.producer[entry]), int(routing.consumer[entry])
-        _, sender, send_kind, receive_kind = _DIRECTIONS[0 if routing.forward[entry] else 1]
+        _, sender, send_kind, receive_kind = MESSAGES[0 if routing.forward[entry] else 1]
         stage, microbatch = int(routing.stage[entry]), int(routing.microbatch[entry])
         sent, received = Action(send_kind, stage + sender, microbatch), Action(receive_kind, stage, microbatch)
-        needing = f"{action_at(rows.table, consumer)} of rank {rows.rank[consumer]}"
+        needing = f"{rows.table.action_at(consumer)} of rank {rows.rank[consumer]}"
         if send[entry] == NOTHING:
             position = int(rows.table.position[producer]) + 1
             why = f"missing: {needing} waits for it; add it here, after the computation that makes its data"
@@ -176,7 +172,7 @@ def _misplaced(rows: Rows, messages: Messages) -> Iterator[Violation]:
         yield violation_at(table, int(messages.send[entry]), "messages", why)
     for entry in np.flatnonzero(messages.receive > rows.first[routing.consumer]).tolist():
         consumer = int(routing.consumer[entry])
-        used = f"{action_at(table, consumer)} at position {table.position[consumer]}"
+        used = f"{table.action_at(consumer)} at position {table.position[consumer]}"
         why = f"{used} needs what it brings; move it before that"
         yield violation_at(table, int(messages.receive[entry]), "messages", why)
 
@@ -192,7 +188,7 @@ def _out_of_order(rows: Rows, messages: Messages) -> Iterator[Violation]:
         sent, received = int(messages.send[by_send[index]]), int(messages.receive[by_receive[index]])
         number, where = index - start, _channel_text(rows, int(channel[by_send[index]]))
         why = (
-            f"message {number} to be received on {where}, but message {number} sent there is {action_at(table, sent)} "
+            f"message {number} to be received on {where}, but message {number} sent there is {table.action_at(sent)} "
             f"at position {table.position[sent]}: they would be swapped. Put the receives in the order of the sends"
         )
         yield violation_at(table, received, "fifo", why)

@@ -4,7 +4,7 @@ Needs from other ranks are the subject of ``checks_messages`` and of the proof i
 """
 
 from chimera.ir.rows import Rows
-from chimera.ir.violation import Violation, action_at, violation_at
+from chimera.ir.violation import Violation, violation_at
 
 __all__ = ["local_order"]
 
@@ -16,7 +16,7 @@ def local_order(rows: Rows) -> list[Violation]:
         local = rows.rank[need.row] == rows.rank[need.producer]
         late = local & (rows.last[need.producer] >= rows.first[need.row])
         for row, producer in zip(need.row[late].tolist(), need.producer[late].tolist(), strict=True):
-            needed, position = action_at(rows.table, producer), int(rows.table.position[producer])
+            needed, position = rows.table.action_at(producer), int(rows.table.position[producer])
             message = f"it needs {needed}, which stands at position {position} of the same rank; move it behind that"
             found.append(violation_at(rows.table, row, "order", message))
     return found

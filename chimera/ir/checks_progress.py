@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from chimera.ir.checks_messages import Messages
 from chimera.ir.rows import NOTHING, Rows
-from chimera.ir.violation import Violation, action_at, violation_at
+from chimera.ir.violation import Violation, violation_at
 
 __all__ = ["deadlock", "stuck_rows", "waits_for"]
 
@@ -83,8 +83,8 @@ def _cycle(rows: Rows, waits: NDArray[np.int64], stops: list[int]) -> list[int]:
 def _waiting(rows: Rows, row: int, wanted: int, stops: list[int], length: int) -> Violation:
     table = rows.table
     peer = int(rows.rank[wanted])
-    place = f"{action_at(table, wanted)} of rank {peer} at position {table.position[wanted]}"
+    place = f"{table.action_at(wanted)} of rank {peer} at position {table.position[wanted]}"
     stop = stops[peer]
-    blocked = f"rank {peer} is itself waiting at position {table.position[stop]} ({action_at(table, stop)})"
+    blocked = f"rank {peer} is itself waiting at position {table.position[stop]} ({table.action_at(stop)})"
     advice = f"a cycle of {length} ranks; reorder one of them"
     return violation_at(table, row, "deadlock", f"waits for {place}, but {blocked}: {advice}")

@@ -5,6 +5,7 @@ run (UNSHARD, RESHARD) is left out with a note; sends, receives and reductions a
 """
 
 import re
+from dataclasses import replace
 
 from chimera.errors import FormatError
 from chimera.ir.action import COMMUNICATIONS, Instruction, Kind, flatten, parse_instruction
@@ -105,4 +106,4 @@ def _with_sound_communication(schedule: Schedule) -> tuple[Schedule, tuple[str, 
 def _without(schedule: Schedule, kinds: frozenset[Kind]) -> tuple[Schedule, int]:
     programs = tuple(tuple(i for i in program if i[0] not in kinds) for program in schedule.actions)
     count = sum(map(len, schedule.actions)) - sum(map(len, programs))
-    return Schedule(schedule.name, schedule.placement, schedule.microbatch_to_route, programs), count
+    return replace(schedule, actions=programs), count

@@ -1,14 +1,15 @@
 """The one dependency relation of pipeline training, as data; checks, simulator, passes and runtime all ask it.
 
 F(s) after F(s-1); B or I(s) after F(s) and after B or I(s+1); W(s) after I(s). All for one micro-batch. The relation
-knows neither ranks nor messages: whether a need crosses ranks is the placement's business.
+knows no ranks: whether a need crosses ranks, and so takes a message, is the placement's business.
 """
 
 from enum import IntEnum
+from typing import NamedTuple
 
 from chimera.ir.action import Action, Kind
 
-__all__ = ["NEEDS", "PHASES", "Phase", "needs"]
+__all__ = ["MESSAGES", "NEEDS", "PHASES", "RECEIVED", "SENT", "Message", "Phase", "needs"]
 
 
 class Phase(IntEnum):
@@ -28,6 +29,29 @@ NEEDS = (
     (Phase.WEIGHT, Phase.GRADIENT, 0),
 )
 """Rows (phase, phase it needs, offset of the stage on which it needs it); a stage beyond either end needs nothing."""
+
+
+class Message(NamedTuple):
+    """How a need of another stage is met across ranks.
+
+    ``phase`` is the result that is carried, ``sender`` where the sending stage lies from the receiving one; ``send``
+    names the sending stage and ``receive`` the receiving one.
+    """
+
+    phase: Phase
+    sender: int
+    send: Kind
+    receive: Kind
+
+
+MESSAGES = (
+    Message(Phase.FORWARD, -1, Kind.SEND_F, Kind.RECV_F),
+    Message(Phase.GRADIENT, +1, Kind.SEND_B, Kind.RECV_B),
+)
+"""One row per need whose stage is another one's: activations go up the stages, gradients down."""
+
+SENT = {message.send: message.phase for message in MESSAGES}
+RECEIVED = {message.receive: message.phase for message in MESSAGES}
 
 
 def needs(action: Action, num_stages: int) -> tuple[tuple[Phase, int], ...]:

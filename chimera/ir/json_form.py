@@ -201,9 +201,10 @@ class _ProgramReader:
             if type(part) is not dict:
                 raise FormatError(f'{where} pairs {shown(part)}; needed: {{"kind": …, "stage": …, …}}')
         forward, backward = (self._action(part, row, where) for part in parts)
-        if forward.kind is not Kind.F or backward.kind not in {Kind.B, Kind.I}:
-            raise FormatError(f"{where} pairs {forward} with {backward}; needed: an F, then a B or I")
-        return Overlap(forward, backward)
+        pair = Overlap(forward, backward)
+        if pair.fault is not None:
+            raise FormatError(f"{where} {pair.fault}")
+        return pair
 
     def _action(self, entry: dict[str, Any], row: int, where: str) -> Action:
         name = entry.get("kind")

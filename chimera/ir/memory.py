@@ -1,38 +1,61 @@
 """Activation memory of a schedule by program order alone; what it costs in bytes or over time is the simulator's.
 
 Unit: 1/p of the model's activations for one whole micro-batch. One stage of S on p ranks counts p/S of it, times the
-schedule's share of a micro-batch, from its F until its B, or until its W where the backward is split. Buffers of
-receives and weight versions are not counted.
+schedule's share of a micro-batch, from its F until its B, or until its W where the backward is split; in a program of
+forwards alone only while it runs. Buffers of receives and weight versions are not counted.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chimera.ir.action import Kind
 from chimera.ir.schedule import Schedule
+from chimera.ir.table import Table
 from chimera.ir.violation import Violation, violation_at
 
-__all__ = ["over_limit", "peak_activations"]
+__all__ = ["activation_changes", "over_limit", "peak_activations", "peaks"]
 
-_CHANGES = {Kind.F: +1, Kind.B: -1, Kind.W: -1}
+
+def activation_changes(table: Table) -> NDArray[np.int8]:
+    """Return per row +1 where it starts to hold its stage's activations, −1 where it lets them go at its end, else 0.
+
+    A backward that is split lets go at W.
+    """
+    change = np.zeros(256, np.int8)
+    change[Kind.F] = +1
+    change[[Kind.B, Kind.W]] = -1
+    return change[table.kind]
+
+
+def peaks(table: Table, per_stage: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return the most each rank holds at once when a micro-batch holds ``per_stage[stage]``.
+
+    Where nothing lets go (forwards alone), each F holds its activations only while it runs.
+    """
+    change = activation_changes(table).astype(np.int64)
+    uniform = bool((per_stage == per_stage[0]).all())
+    # Equal stages are counted in whole numbers, so that long programs lose nothing to rounding.
+    scale = float(per_stage[0]) if uniform else 1.0
+    held = _held(table, change if uniform else change * per_stage[table.stage])
+    return tuple(float(held[a:b].max(initial=0)) * scale for a, b in pairwise(table.offsets.tolist()))
 
 
 def peak_activations(schedule: Schedule) -> tuple[float, ...]:
     """Return the most activations each rank holds at once, in units of 1/p of the model for one micro-batch.
 
-    >>> from chimera.ir.schedule import Schedule
     >>> peak_activations(Schedule.from_text(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"], routes=[[0, 1]]))
     (2.0, 1.0)
     """
-    held, unit, offsets = _held(schedule), _unit(schedule), schedule.table.offsets.tolist()
-    return tuple(float(held[a:b].max(initial=0)) * unit for a, b in pairwise(offsets))
+    return peaks(schedule.table, np.full(schedule.num_stages, _unit(schedule)))
 
 
 def over_limit(schedule: Schedule, memory_limit: float) -> list[Violation]:
     """Return, per rank over the limit, the first action that lifts it above."""
-    held, unit, table = _held(schedule), _unit(schedule), schedule.table
+    table, unit = schedule.table, _unit(schedule)
+    held = _held(table, activation_changes(table).astype(np.int64))
     found = []
     for first, end in pairwise(table.offsets.tolist()):
         # A limit such as 7/3 is rounded, and so is a number of units of 1/3.
@@ -51,13 +74,8 @@ def _unit(schedule: Schedule) -> float:
     return schedule.num_ranks / schedule.num_stages * schedule.microbatch_share
 
 
-def _held(schedule: Schedule) -> NDArray[np.int64]:
-    """Return the number of stage activations each rank holds from each row on."""
-    table = schedule.table
-    change = np.zeros(256, np.int64)
-    for kind, amount in _CHANGES.items():
-        change[kind] = amount
-    held: NDArray[np.int64] = np.cumsum(change[table.kind])
-    before = np.concatenate([[0], held])[table.offsets[:-1]]
-    held -= np.repeat(before, np.diff(table.offsets))
-    return held
+def _held(table: Table, change: NDArray[Any]) -> NDArray[Any]:
+    """Add up each rank's changes; a program in which nothing lets go holds one change at a time."""
+    if not (change < 0).any():
+        return change
+    return np.concatenate([np.cumsum(change[a:b]) for a, b in pairwise(table.offsets.tolist())])

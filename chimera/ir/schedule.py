@@ -4,7 +4,7 @@ Nothing here builds, checks, lowers or times a schedule; see ``schedules``, ``ir
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -87,20 +87,6 @@ class Schedule:
             )
 
     @classmethod
-    def from_table(
-        cls,
-        name: str,
-        placement: Placement,
-        microbatch_to_route: tuple[int, ...],
-        table: Table,
-        microbatch_share: float = 1.0,
-    ) -> "Schedule":
-        """Build the programs from columns, and keep the columns."""
-        schedule = cls(name, placement, microbatch_to_route, table.to_programs(), microbatch_share)
-        schedule.__dict__["table"] = table  # where cached_property would put it
-        return schedule
-
-    @classmethod
     def from_text(
         cls,
         rows: Sequence[str],
@@ -146,6 +132,12 @@ class Schedule:
     def table(self) -> Table:
         """The programs in columns, for checks and simulation at scale."""
         return Table.from_programs(self.actions)
+
+    def with_table(self, table: Table) -> "Schedule":
+        """Return the schedule with the programs that ``table`` holds in place of its own, and keep these columns."""
+        schedule = replace(self, actions=table.to_programs())
+        schedule.__dict__["table"] = table  # where cached_property would put it
+        return schedule
 
     def rank_of(self, stage: int, microbatch: int) -> int:
         """Return the rank that computes ``stage`` for ``microbatch``."""

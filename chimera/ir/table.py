@@ -87,6 +87,18 @@ class Table:
         """The rank of each row."""
         return np.repeat(np.arange(len(self.offsets) - 1, dtype=np.int32), np.diff(self.offsets))
 
+    def action_at(self, row: int) -> Action:
+        """Return the action in ``row``; of a pair the half that stands there."""
+        microbatch = int(self.microbatch[row])
+        return Action(
+            Kind(int(self.kind[row])), int(self.stage[row]), None if microbatch == NO_MICROBATCH else microbatch
+        )
+
+    def instruction_at(self, row: int) -> Instruction:
+        """Return the instruction whose first row is ``row``."""
+        action = self.action_at(row)
+        return Overlap(action, self.action_at(row + 1)) if self.paired[row] else action
+
     def __len__(self) -> int:
         return len(self.kind)
 

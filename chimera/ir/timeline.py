@@ -13,11 +13,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chimera.ir.action import RECEIVES, SENDS, Action, Instruction, Kind, Overlap
+from chimera.ir.action import RECEIVES, SENDS, Instruction, Kind, Overlap
 from chimera.ir.costs import SECOND
-from chimera.ir.table import NO_MICROBATCH, Table
+from chimera.ir.memory import activation_changes, peaks
+from chimera.ir.table import Table
 
-__all__ = ["LANES", "Lane", "MemoryCurve", "Span", "Timeline", "action_at"]
+__all__ = ["LANES", "Lane", "MemoryCurve", "Span", "Timeline"]
 
 
 class Lane(IntEnum):
@@ -109,6 +110,7 @@ class Timeline:
 
         Spans of one rank that start together keep the order in which they are given; with ``in_program_order`` all do.
 
+        >>> from chimera.ir.action import Action
         >>> spans = [(0, 0, Action(Kind.F, 0, 0), 10.0, 11.0), (0, 0, Action(Kind.B, 0, 0), 11.5, 13.0)]
         >>> timeline = Timeline.from_spans(spans, num_ranks=1)
         >>> timeline.makespan, round(timeline.bubble_fraction, 4)
@@ -148,13 +150,10 @@ class Timeline:
         """Yield the spans of ``rank`` in program order, a pair as one span."""
         rows = self.rows(rank)
         lanes, starts, ends = self.lane[rows].tolist(), self.start[rows].tolist(), self.end[rows].tolist()
-        second, paired = self._second_of_pair[rows].tolist(), self.table.paired[rows].tolist()
+        second = self._second_of_pair[rows].tolist()
         for i, row in enumerate(range(rows.start, rows.stop)):
             if not second[i]:
-                action: Instruction = action_at(self.table, row)
-                if paired[i]:
-                    action = Overlap(action_at(self.table, row), action_at(self.table, row + 1))
-                yield Span(rank, Lane(lanes[i]), action, starts[i], ends[i])
+                yield Span(rank, Lane(lanes[i]), self.table.instruction_at(row), starts[i], ends[i])
 
     @cached_property
     def _second_of_pair(self) -> NDArray[np.bool_]:
@@ -220,7 +219,9 @@ class Timeline:
 
         Held from F to the end of B, or of W where the backward is split. Without ``activations`` every stage counts 1.
         """
-        return self._peaks(self.activations if len(self.activations) else None)
+        if len(self.activations):
+            return peaks(self.table, self.activations)
+        return peaks(self.table, np.ones(int(self.table.stage.max(initial=0)) + 1))
 
     @property
     def peak_bytes(self) -> tuple[float, ...] | None:
@@ -230,8 +231,8 @@ class Timeline:
         if self.activation_bytes is None:
             return None
         resident = np.zeros(self.num_ranks) if self.resident_bytes is None else self.resident_bytes
-        peaks = self._peaks(self.activation_bytes)
-        return tuple(float(base) + peak for base, peak in zip(resident, peaks, strict=True))
+        held = peaks(self.table, self.activation_bytes)
+        return tuple(float(base) + peak for base, peak in zip(resident, held, strict=True))
 
     def memory(self, rank: int) -> MemoryCurve:
         """Return the memory of ``rank`` over time: recorded, else in bytes where known, else in units."""
@@ -241,8 +242,9 @@ class Timeline:
         per_stage = self.activation_bytes if in_bytes else self.activations if len(self.activations) else None
         base = float(self.resident_bytes[rank]) if in_bytes and self.resident_bytes is not None else 0.0
         rows = self.rows(rank)
-        stage, change, start, end = (column[rows] for column in (self.table.stage, self._changes, self.start, self.end))
-        if self._is_forward_only:
+        changes = activation_changes(self.table)
+        stage, change, start, end = (column[rows] for column in (self.table.stage, changes, self.start, self.end))
+        if not (changes < 0).any():
             # Each F lets go at its own end.
             stage, start, end = (np.repeat(column[change != 0], 2) for column in (stage, start, end))
             change = np.resize(np.array([1, -1], np.int8), len(stage))
@@ -255,46 +257,8 @@ class Timeline:
         last = np.append(np.diff(times) > 0, [True])
         return MemoryCurve(times[last], values[last], "bytes" if in_bytes else "activations")
 
-    @cached_property
-    def _changes(self) -> NDArray[np.int8]:
-        """+1 where a row starts to hold its stage's activations, −1 where it lets them go at its end, in row order.
-
-        A split backward lets go at W.
-        """
-        kind = self.table.kind
-        change = np.zeros(len(kind), np.int8)
-        change[kind == Kind.F] = 1
-        change[(kind == Kind.B) | (kind == Kind.W)] = -1
-        return change
-
-    @cached_property
-    def _is_forward_only(self) -> bool:
-        """Whether nothing lets go: then each F holds its activations only while it runs."""
-        return not (self._changes < 0).any()
-
-    def _peaks(self, per_stage: NDArray[np.float64] | None) -> tuple[float, ...]:
-        if self._is_forward_only:
-            amount = np.where(self._changes > 0, 1.0 if per_stage is None else per_stage[self.table.stage], 0.0)
-            return tuple(float(amount[self.rows(rank)].max(initial=0.0)) for rank in range(self.num_ranks))
-        # Equal stages are counted in whole numbers, so that long programs lose nothing to rounding.
-        uniform = per_stage is None or bool((per_stage == per_stage[0]).all())
-        if per_stage is None or uniform:
-            scale = 1.0 if per_stage is None else float(per_stage[0])
-            held = self._changes.astype(np.int64)
-            return tuple(scale * int(np.cumsum(held[self.rows(r)]).max(initial=0)) for r in range(self.num_ranks))
-        amount = self._changes * per_stage[self.table.stage]
-        return tuple(float(np.cumsum(amount[self.rows(r)]).max(initial=0.0)) for r in range(self.num_ranks))
-
     def time_by_kind(self) -> dict[Kind, float]:
         """Return the summed span time of every kind present; a pair's time counts as half forward, half backward."""
         time = (self.end - self.start) * np.where(self.table.paired, 0.5, 1.0)
         sums = np.bincount(self.table.kind, weights=time, minlength=len(Kind)).tolist()
         return {kind: sums[kind] for kind in Kind if (self.table.kind == kind).any()}
-
-
-def action_at(table: Table, row: int) -> Action:
-    """Return the action in ``row`` of ``table``."""
-    microbatch = int(table.microbatch[row])
-    return Action(
-        Kind(int(table.kind[row])), int(table.stage[row]), None if microbatch == NO_MICROBATCH else microbatch
-    )

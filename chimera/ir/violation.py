@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from chimera.ir.action import Action, Kind
-from chimera.ir.table import NO_MICROBATCH, Table
+from chimera.ir.table import Table
 
-__all__ = ["Violation", "action_at", "violation_at"]
+__all__ = ["Violation", "violation_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +30,7 @@ class Violation:
         return f"rank {self.rank}, position {self.position}, {self.action}: {self.message}"
 
 
-def action_at(table: Table, row: int) -> Action:
-    """Return the action of a row."""
-    microbatch = int(table.microbatch[row])
-    return Action(Kind(table.kind[row]), int(table.stage[row]), None if microbatch == NO_MICROBATCH else microbatch)
-
-
 def violation_at(table: Table, row: int, rule: str, message: str) -> Violation:
     """Return the violation of ``rule`` by the action of a row."""
     rank = int(table.offsets.searchsorted(row, side="right")) - 1
-    return Violation(rank, int(table.position[row]), str(action_at(table, row)), message, rule)
+    return Violation(rank, int(table.position[row]), str(table.action_at(row)), message, rule)

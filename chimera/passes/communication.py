@@ -52,13 +52,7 @@ def communicating(schedule: Schedule, *, receive_depth: int | None) -> Schedule:
     forward_only = not has_backward(schedule)
     found = []
     for depth in _depths(receive_depth, len(routing)):
-        lowered = Schedule.from_table(
-            schedule.name,
-            schedule.placement,
-            schedule.microbatch_to_route,
-            _with_messages(rows, routing, depth),
-            schedule.microbatch_share,
-        )
+        lowered = schedule.with_table(_with_messages(rows, routing, depth))
         found = violations(lowered, forward_only=forward_only)
         if not found:
             return lowered

@@ -4,6 +4,7 @@ The forward-only program is made anew for any number of micro-batches; the other
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,9 +12,9 @@ from chimera.errors import UsageError
 from chimera.ir.action import COMMUNICATIONS, Action, Instruction, Kind
 from chimera.ir.checks import check
 from chimera.ir.rows import code_mask
-from chimera.ir.schedule import Schedule
+from chimera.ir.schedule import Placement, Schedule
 
-__all__ = ["compute_only", "forward_only", "has_backward", "without_reductions"]
+__all__ = ["compute_only", "forward_only", "has_backward", "on_one_rank", "without_reductions"]
 
 
 def has_backward(schedule: Schedule) -> bool:
@@ -34,13 +35,7 @@ def compute_only(schedule: Schedule) -> Schedule:
 
 def _keeping(schedule: Schedule, keep: Callable[[Instruction], bool]) -> Schedule:
     # The first member of an instruction is an action's kind, or a pair's forward, which is no kind and always stays.
-    kept = Schedule(
-        schedule.name,
-        schedule.placement,
-        schedule.microbatch_to_route,
-        tuple(tuple(filter(keep, program)) for program in schedule.actions),
-        schedule.microbatch_share,
-    )
+    kept = replace(schedule, actions=tuple(tuple(filter(keep, program)) for program in schedule.actions))
     check(kept, forward_only=not has_backward(kept))
     return kept
 
@@ -77,3 +72,28 @@ def forward_only(schedule: Schedule, microbatches: int) -> Schedule:
     )
     check(derived, forward_only=True)
     return derived
+
+
+def on_one_rank(schedule: Schedule, microbatches: int) -> Schedule:
+    """Return the same stages on a single rank, one micro-batch after another: what actions cost with nobody else busy.
+
+    >>> schedule = Schedule.from_text(["0F0 0B0", "1F0 1B0"], routes=[[0, 1]])
+    >>> on_one_rank(schedule, 2).to_text()
+    ['0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1']
+    """
+    stages = range(schedule.num_stages)
+    program = tuple(
+        Action(kind, stage, microbatch)
+        for microbatch in range(microbatches)
+        for kind, order in ((Kind.F, stages), (Kind.B, reversed(stages)))
+        for stage in order
+    )
+    serial = Schedule(
+        f"{schedule.name}, on one rank",
+        Placement(1, ((0,) * schedule.num_stages,)),
+        (0,) * microbatches,
+        (program,),
+        schedule.microbatch_share,
+    )
+    check(serial)
+    return serial

@@ -3,13 +3,11 @@
 It decides nothing itself; see the modules of the single passes.
 """
 
-from chimera.ir.action import Kind
 from chimera.ir.checks import check
-from chimera.ir.rows import code_mask
 from chimera.ir.schedule import Schedule
 from chimera.passes.communication import communicating
 from chimera.passes.derived import has_backward
-from chimera.passes.reductions import ReductionMode, reducing
+from chimera.passes.reductions import ReductionMode, places_reductions, reducing
 
 __all__ = ["lower"]
 
@@ -35,7 +33,7 @@ def lower(schedule: Schedule, *, reduce: ReductionMode | None = "end", receive_d
     """
     trains = has_backward(schedule)
     check(schedule, forward_only=not trains)
-    if trains and reduce is not None and not code_mask(schedule.table, Kind.REDUCE_GRAD, Kind.STEP).any():
+    if trains and reduce is not None and not places_reductions(schedule):
         schedule = reducing(schedule, reduce)
         if schedule.is_lowered:
             check(schedule)

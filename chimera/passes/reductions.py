@@ -20,10 +20,15 @@ from chimera.passes.derived import compute_only
 from chimera.passes.insertion import Insertion, insert_rows
 from chimera.simulate.simulator import simulate
 
-__all__ = ["REDUCTION_MODES", "ReductionMode", "place_reductions", "reducing"]
+__all__ = ["REDUCTION_MODES", "ReductionMode", "place_reductions", "places_reductions", "reducing"]
 
 ReductionMode = Literal["end", "eager", "eager-opt"]
 REDUCTION_MODES: Final[tuple[ReductionMode, ...]] = get_args(ReductionMode)
+
+
+def places_reductions(schedule: Schedule) -> bool:
+    """Return whether the schedule says itself where gradients are reduced, or weights updated."""
+    return bool(code_mask(schedule.table, Kind.REDUCE_GRAD, Kind.STEP).any())
 
 
 def place_reductions(schedule: Schedule, mode: ReductionMode) -> Schedule:
@@ -50,7 +55,7 @@ def reducing(schedule: Schedule, mode: ReductionMode) -> Schedule:
     if mode not in REDUCTION_MODES:
         known = ", ".join(REDUCTION_MODES)
         raise UsageError(f"reductions: got mode {mode!r}{nearest_names(mode, REDUCTION_MODES)}; needed: one of {known}")
-    if code_mask(schedule.table, Kind.REDUCE_GRAD, Kind.STEP).any():
+    if places_reductions(schedule):
         raise ScheduleError(
             f"schedule {schedule.name!r} places its reductions or optimizer steps itself; take reductions out with "
             "passes.derived.without_reductions first, or lower it with reduce=None"
@@ -86,13 +91,7 @@ def _inserted(
         stage=order[index],
         microbatch=np.full(size, NO_MICROBATCH),
     )
-    return Schedule.from_table(
-        schedule.name,
-        schedule.placement,
-        schedule.microbatch_to_route,
-        insert_rows(schedule.table, [new]),
-        schedule.microbatch_share,
-    )
+    return schedule.with_table(insert_rows(schedule.table, [new]))
 
 
 def _lengths(schedule: Schedule) -> NDArray[np.int64]:

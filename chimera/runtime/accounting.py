@@ -5,7 +5,7 @@ what a term means is the loss function's business.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,8 +38,11 @@ class LossAccount:
         self._names: list[str] | None = None
         self._counts: Counts = {}
         self._sums: dict[str, float] = {}
-        # The first holder of the last stage on the route of micro-batch 0, which always has one to speak for.
-        self._speaker = schedule.placement.routes[schedule.microbatch_to_route[0]][-1] * groups.data_size
+        self._speaker = self._end_of(schedule.microbatch_to_route[0])
+
+    def _end_of(self, route: int) -> int:
+        """Return the world rank at the end of a route, on the first replica."""
+        return self._schedule.placement.routes[route][-1] * self._groups.data_size
 
     def count(
         self, targets: Sequence[Any], outputs: Sequence[Mapping[int, Spec]], given: Mapping[str, float] | None
@@ -54,58 +57,94 @@ class LossAccount:
         Raises:
             UsageError: ``given`` names other terms, or earlier runs cannot be weighed anew.
         """
+        names = self._agreed_names(lambda: self._counts_of(targets, outputs), self._speaker)
+        if given is not None and set(given) != set(names):
+            raise UsageError(f"counts= names {', '.join(given)}; needed: exactly the loss terms {', '.join(names)}")
+        totals: Counts = {}
+        if self._last in self._groups.stages:
+            mine = self._counts_of(targets, outputs) if given is None else self._said_once(given)
+            counted = self._sum_over_last_stage([mine.get(name, 0.0) for name in names])
+            before = self._counts if given is None else {}
+            totals = {name: before.get(name, 0.0) + count for name, count in zip(names, counted, strict=True)}
+        # Only a later run of a step needs anything from elsewhere.
+        factor = self._factor(names, self._counts, totals) if self.runs else 1.0
+        self._counts = totals
+        return totals, factor
+
+    def _factor(self, names: Sequence[str], before: Counts, after: Counts) -> float:
+        """Return how gradients of earlier runs are weighed anew, or refuse, on every rank alike."""
+        told = self._from_speaker([counts.get(name, 0.0) for counts in (before, after) for name in names])
+        told_before, told_after = told[: len(names)], told[len(names) :]
+        return _common_ratio(dict(zip(names, told_before, strict=True)), dict(zip(names, told_after, strict=True)))
+
+    def _counts_of(self, targets: Sequence[Any], outputs: Sequence[Mapping[int, Spec]]) -> Counts:
+        """Return the counts of the micro-batches whose last stage is here."""
         mine: Counts = {}
         for microbatch, target in enumerate(targets):
             if self._schedule.rank_of(self._last, microbatch) == self._groups.pipeline_rank:
                 shape = _without_storage(outputs[microbatch].get(self._last, ()))
                 for name, count in count_terms(self._loss_fn, shape, target).items():
                     mine[name] = mine.get(name, 0.0) + count
-        names = self._agreed_names(mine)
-        if given is not None and set(given) != set(names):
-            raise UsageError(f"counts= names {', '.join(given)}; needed: exactly the loss terms {', '.join(names)}")
-        if given is not None:
-            # Said once per replica.
-            speaks = self._groups.world_rank(0) + self._speaker == self._groups.rank
-            mine = {name: float(given[name]) if speaks else 0.0 for name in names}
-        counted = self._groups.sum_everywhere(torch.tensor([mine.get(n, 0.0) for n in names], dtype=torch.float64))
-        totals = dict(zip(names, counted.tolist(), strict=True))
-        if given is None:
-            totals = {name: self._counts.get(name, 0.0) + count for name, count in totals.items()}
-        factor = _common_ratio(self._counts, totals) if self.runs else 1.0
-        self._counts = totals
-        return totals, factor
+        return mine
+
+    def _said_once(self, given: Mapping[str, float]) -> Counts:
+        """Return what the caller said of the whole replica on one of the last stage's holders, zeros on the others."""
+        speaks = self._groups.pipeline_rank == self._speaker // self._groups.data_size
+        return {name: float(count) if speaks else 0.0 for name, count in given.items()}
 
     def total(self, sums: Mapping[str, tuple[float, float]], *, last: bool) -> torch.Tensor:
         """Add this run's sums of all ranks and return the step's loss so far."""
-        names = self._agreed_names(sums)
-        run = self._sum_over_ranks(names, sums, column=0)
-        self._sums = {name: self._sums.get(name, 0.0) + value for name, value in zip(names, run, strict=True)}
-        loss = self._settle(self._sums, self._counts)
+        names = self._agreed_names(lambda: sums, self._speaker)
+        if self._last in self._groups.stages:
+            run = self._sum_over_last_stage([sums[name][0] if name in sums else 0.0 for name in names])
+            self._sums = {name: self._sums.get(name, 0.0) + value for name, value in zip(names, run, strict=True)}
+        loss = self._settle(names, self._sums, self._counts)
         self.runs += 1
         if last:
             self.runs, self._counts, self._sums = 0, {}, {}
         return loss
 
-    def evaluation_total(self, sums: Mapping[str, tuple[float, float]]) -> torch.Tensor:
-        """Return the loss of an evaluation, whose counts come with its sums."""
-        names = self._agreed_names(sums)
-        totals, counts = (self._sum_over_ranks(names, sums, column=column) for column in (0, 1))
-        return self._settle(dict(zip(names, totals, strict=True)), dict(zip(names, counts, strict=True)))
+    def evaluation_total(self, sums: Mapping[str, tuple[float, float]], *, first_route: int) -> torch.Tensor:
+        """Return the loss of an evaluation, whose counts come with its sums and micro-batch 0 by ``first_route``."""
+        names = self._agreed_names(lambda: sums, self._end_of(first_route))
+        totals: list[float] = []
+        if self._last in self._groups.stages:
+            seen = [sums.get(name, (0.0, 0.0)) for name in names]
+            totals = self._sum_over_last_stage([total for total, _ in seen] + [count for _, count in seen])
+        return self._settle(
+            names,
+            dict(zip(names, totals, strict=False)),
+            dict(zip(names, totals[len(names) :], strict=False)),
+        )
 
-    def _sum_over_ranks(
-        self, names: Sequence[str], sums: Mapping[str, tuple[float, float]], *, column: int
-    ) -> list[float]:
-        mine = torch.tensor([sums[name][column] if name in sums else 0.0 for name in names], dtype=torch.float64)
-        total: list[float] = self._groups.sum_everywhere(mine).tolist()
-        return total
+    def _sum_over_last_stage(self, values: Sequence[float]) -> list[float]:
+        """Sum over the holders of the last stage, all routes and replicas of it; only they call this."""
+        wire = torch.tensor(values, dtype=torch.float64)
+        holders = self._groups.stages[self._last]
+        if holders is not None:
+            wire = wire if self._groups.staged_on_cpu else wire.to(self._groups.device)
+            holders.all_reduce(wire).wait()
+        summed: list[float] = wire.tolist()
+        return summed
 
-    def _settle(self, sums: Mapping[str, float], counts: Mapping[str, float]) -> torch.Tensor:
-        self.terms = {name: total / counts[name] if counts[name] else 0.0 for name, total in sums.items()}
-        return torch.tensor(sum(self.terms.values()), dtype=torch.float64)
+    def _from_speaker(self, values: Sequence[float]) -> list[float]:
+        """Return the speaker's values on every rank."""
+        wire = torch.tensor(values, dtype=torch.float64)
+        if self._groups.control is not None:
+            self._groups.control.broadcast(wire, self._speaker).wait()
+        told: list[float] = wire.tolist()
+        return told
 
-    def _agreed_names(self, mine: Mapping[str, Any]) -> list[str]:
+    def _settle(self, names: Sequence[str], sums: Mapping[str, float], counts: Mapping[str, float]) -> torch.Tensor:
+        """Tell every rank the terms, which the last stage's holders know."""
+        told = self._from_speaker([sums[name] / counts[name] if counts.get(name) else 0.0 for name in names])
+        self.terms = dict(zip(names, told, strict=True))
+        return torch.tensor(sum(told), dtype=torch.float64)
+
+    def _agreed_names(self, mine: Callable[[], Mapping[str, Any]], root: int) -> list[str]:
+        """Return the names of the loss terms, asked once, of a rank where a micro-batch ends."""
         if self._names is None:
-            self._names = list(share_json(self._groups, list(mine), root=self._speaker))
+            self._names = list(share_json(self._groups, list(mine()), root=root))
         return self._names
 
 

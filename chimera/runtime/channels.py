@@ -14,7 +14,7 @@ import torch
 from chimera.runtime.communicator import Pending
 from chimera.runtime.groups import Channel, Groups
 
-__all__ = ["Channels", "Spec", "TensorSpec"]
+__all__ = ["Channels", "Spec", "TensorSpec", "Tensors"]
 
 
 class TensorSpec(NamedTuple):

@@ -10,7 +10,7 @@ from chimera.runtime.communicator import Communicator
 from chimera.runtime.groups import Groups
 from chimera.tensor.randomness import Purpose, mix, preserved_generators, seed_generators
 
-__all__ = ["broadcast_from_first", "materialize"]
+__all__ = ["broadcast", "materialize"]
 
 
 def materialize(layers: Mapping[int, nn.Module], seed: int, device: torch.device) -> None:
@@ -57,13 +57,13 @@ def _allocate(layer: nn.Module, made: dict[int, nn.Parameter], device: torch.dev
                 setattr(module, name, torch.empty_like(buffer, device=device))
 
 
-def broadcast_from_first(tensors: Iterable[torch.Tensor], group: Communicator | None, groups: Groups) -> None:
-    """Copy the tensors of a group's first rank to its other ranks."""
+def broadcast(tensors: Iterable[torch.Tensor], group: Communicator | None, groups: Groups, *, root: int) -> None:
+    """Copy the tensors of world rank ``root`` to the other ranks of its group."""
     if group is None:
         return
     for tensor in tensors:
         wire = tensor.detach().cpu() if groups.staged_on_cpu else tensor.detach().contiguous()
-        group.broadcast(wire, group.ranks[0]).wait()
+        group.broadcast(wire, root).wait()
         if wire.data_ptr() != tensor.data_ptr():
             with torch.no_grad():
                 tensor.copy_(wire)

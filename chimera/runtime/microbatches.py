@@ -62,4 +62,8 @@ def to_device(microbatch: Any, device: torch.device) -> Any:
     """Move a micro-batch to where the model lives."""
     if isinstance(microbatch, torch.Tensor):
         return microbatch if microbatch.device == device else microbatch.to(device, non_blocking=True)
+    if not isinstance(microbatch, Mapping):
+        raise UsageError(
+            f"a micro-batch is of type {type(microbatch).__name__}; needed: a tensor, or a mapping of names to tensors"
+        )
     return {name: to_device(tensor, device) for name, tensor in microbatch.items()}

@@ -6,6 +6,7 @@ batch per call. It reduces gradients; the optimizer's step is the caller's.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ from chimera.ir.action import COMMUNICATIONS, Action, Kind, flatten
 from chimera.ir.checks import check
 from chimera.ir.schedule import Placement, Schedule
 from chimera.ir.timeline import Timeline
-from chimera.passes.derived import forward_only
+from chimera.passes.derived import forward_only, without_reductions
 from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
 from chimera.plan.partition import partition
@@ -58,8 +59,8 @@ class Pipeline:
         seed: of initial weights (layers on the meta device) and dropout.
         device: where this rank's layers live; the CPU by default.
         backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own.
-        dtype: type of weights and computation; where it is narrower than the layers' own, ``optimizer_parameters``
-            holds the weights as they were, and ``publish_weights`` copies an update back.
+        dtype: type of weights and computation; None keeps the layers' own. Where it is narrower than fp32,
+            ``optimizer_parameters`` holds the weights in fp32, and ``publish_weights`` copies an update back.
         timeout_s: how long a rank waits for another before it gives up.
 
     Attributes:
@@ -89,7 +90,9 @@ class Pipeline:
     ) -> None:
         self.schedule = _lowered(schedule, reduce)
         placement = self.schedule.placement
-        cut_into = tuple(layer_to_stage or partition([1.0] * len(layers), placement.num_stages))
+        if layer_to_stage is None:
+            layer_to_stage = partition([1.0] * len(layers), placement.num_stages)
+        cut_into = tuple(layer_to_stage)
         _check_cut(cut_into, len(layers), placement.num_stages)
         tied = tied_groups(layers, cut_into)
         self.groups = groups = Groups.create(
@@ -104,7 +107,7 @@ class Pipeline:
         self.step_number = 0
         self.layer_to_stage = cut_into
         self._seed = seed
-        self._weights = Weights(layers, cut_into, tied, groups, seed=seed, dtype=dtype)
+        self._weights = Weights(layers, cut_into, tied, placement, groups, seed=seed, dtype=dtype)
         stages = {
             stage: Stage(self._weights.layers_of(stage), cut_into.index(stage), recompute=recompute)
             for stage in groups.stages
@@ -124,9 +127,8 @@ class Pipeline:
             executor=self._executor,
             loss_fn=loss_fn,
         )
-        self._program = tuple(flatten(self.schedule.actions[groups.pipeline_rank]))
-        self._program_of_earlier_runs = tuple(a for a in self._program if a.kind is not Kind.REDUCE_GRAD)
-        self._evaluations: dict[int, tuple[Schedule, tuple[Action, ...]]] = {}
+        self._earlier_runs = without_reductions(self.schedule)
+        self._evaluations: dict[int, Schedule] = {}
         self._running = self.schedule
         self.watch = (
             Watch(groups.store, groups.rank, groups.size, lambda: self._executor.position)
@@ -169,16 +171,19 @@ class Pipeline:
         if microbatch_indices is None:
             first = (self._account.runs * groups.data_size + groups.data_rank) * m
             microbatch_indices = range(first, first + m)
+        elif len(microbatch_indices) != m:
+            raise UsageError(f"microbatch_indices has {len(microbatch_indices)} numbers; needed: one for each of {m}")
         keys = Keys.of_step(
             seed=self._seed, step=self.step_number, microbatches=microbatch_indices, device=groups.device
         )
-        with self._watched(f"step {self.step_number}", self.schedule):
-            specs = self._shapes.agree(batches, self.schedule.microbatch_to_route)
+        schedule = self.schedule if last else self._earlier_runs
+        with self._watched(f"step {self.step_number}", schedule):
+            specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             totals, factor = self._account.count(goals, specs, counts)
             self._reduction.begin(accumulate=self._account.runs > 0, factor=factor)
-            run = Run(batches, goals, specs, keys, self.schedule.microbatch_to_route, totals)
+            run = Run(batches, goals, specs, keys, schedule.microbatch_to_route, totals)
             self._actions.begin(run)
-            self._executor.run(self._program if last else self._program_of_earlier_runs, self._actions.training)
+            self._executor.run(self._program(schedule), self._actions.training)
             self._actions.finish()
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
@@ -190,17 +195,17 @@ class Pipeline:
         A list runs one micro-batch per entry, any number of them; a tensor is cut into the schedule's number, or into
         single samples where it holds fewer.
         """
-        given = len(inputs) if isinstance(inputs, Sequence) else None
-        m = given or min(self.schedule.num_microbatches, num_samples(inputs))
+        whole = not isinstance(inputs, Sequence)
+        m = min(self.schedule.num_microbatches, num_samples(inputs)) if whole else len(inputs)
         batches, goals = self._cut(inputs, targets, m)
-        schedule, program = self._evaluation(m)
+        schedule = self._evaluation(m)
         with self._watched("evaluation", schedule), self._evaluation_mode(), torch.no_grad():
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = Run(batches, goals, specs, None, schedule.microbatch_to_route, {})
             self._actions.begin(run)
-            self._executor.run(program, self._actions.evaluation)
+            self._executor.run(self._program(schedule), self._actions.evaluation)
             self._actions.finish()
-            return self._account.evaluation_total(run.sums())
+            return self._account.evaluation_total(run.sums(), first_route=schedule.microbatch_to_route[0])
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -244,14 +249,22 @@ class Pipeline:
 
     def _cut(self, inputs: Any, targets: Any, m: int) -> tuple[list[Any], list[Any]]:
         device = self.groups.device
+        given_whole = not (isinstance(inputs, Sequence) or isinstance(targets, Sequence))
+        if given_whole and num_samples(inputs) != num_samples(targets):
+            raise UsageError(
+                f"inputs have {num_samples(inputs)} samples along dim 0, targets {num_samples(targets)}; needed: as "
+                "many, since both are cut alike; or lists with one entry per micro-batch"
+            )
         batches, goals = cut(inputs, m, "inputs"), cut(targets, m, "targets")
         return [to_device(batch, device) for batch in batches], [to_device(goal, device) for goal in goals]
 
-    def _evaluation(self, m: int) -> tuple[Schedule, tuple[Action, ...]]:
+    def _evaluation(self, m: int) -> Schedule:
         if m not in self._evaluations:
-            schedule = lower(forward_only(self.schedule, m), reduce=None)
-            self._evaluations[m] = schedule, tuple(flatten(schedule.actions[self.groups.pipeline_rank]))
+            self._evaluations[m] = lower(forward_only(self.schedule, m), reduce=None)
         return self._evaluations[m]
+
+    def _program(self, schedule: Schedule) -> tuple[Action, ...]:
+        return tuple(flatten(schedule.actions[self.groups.pipeline_rank]))
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
@@ -280,6 +293,7 @@ class Pipeline:
 
 
 def _lowered(schedule: Schedule, reduce: ReductionMode) -> Schedule:
+    """Return the schedule as it runs: proved, with messages and reductions, a pair as its F and then its B."""
     for rank, program in enumerate(schedule.actions):
         for position, action in enumerate(flatten(program)):
             if action.kind not in _RUNS:
@@ -289,8 +303,10 @@ def _lowered(schedule: Schedule, reduce: ReductionMode) -> Schedule:
                 )
     if schedule.is_lowered:
         check(schedule)
-        return schedule
-    return lower(schedule, reduce=reduce)
+    else:
+        schedule = lower(schedule, reduce=reduce)
+    # Less strict than the pair, which waits for both inputs at once: what was proved holds.
+    return replace(schedule, actions=tuple(tuple(flatten(program)) for program in schedule.actions))
 
 
 def _check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -> None:

@@ -1,7 +1,7 @@
 """The weights of one rank: its layers materialised, replicas made equal, tied parameters known by name.
 
-Where computation is in a narrower type than the layers' own, the weights as they were stay here for the optimizer to
-update. Gradients are the reduction's business.
+Where computation is in a narrower type than gradients are summed in, the weights stay here in the wider one for the
+optimizer to update. Gradients are the reduction's business.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from chimera.ir.schedule import Placement
 from chimera.runtime.groups import Groups
-from chimera.runtime.materialize import broadcast_from_first, materialize
+from chimera.runtime.materialize import broadcast, materialize
+from chimera.tensor.gradient_buffer import gradient_dtype
 
 __all__ = ["TiedGroup", "Weights", "tied_groups"]
 
@@ -46,6 +48,7 @@ class Weights:
         layers: the whole model; layers of other ranks stay as they are.
         layer_to_stage: the stage of each layer.
         tied: the tied groups of the whole model.
+        placement: where the stages live.
         groups: this rank's place; tells which stages are held here.
         seed: of the initial weights of layers on the meta device.
         dtype: type to compute in; None keeps the layers' own.
@@ -60,6 +63,7 @@ class Weights:
         layers: Sequence[nn.Module],
         layer_to_stage: Sequence[int],
         tied: Sequence[TiedGroup],
+        placement: Placement,
         groups: Groups,
         *,
         seed: int,
@@ -79,27 +83,36 @@ class Weights:
         # Materialising replaced the meta parameters; the shared ones are found again where they stood.
         self.tied: dict[int, nn.Parameter] = {number: getattr(module, name) for number, module, name in places}
         self._tied_names = {id(parameter): tied[number].name for number, parameter in self.tied.items()}
-        self._make_replicas_equal(groups)
+        self._make_replicas_equal(tied, placement, groups)
         self._main: dict[int, nn.Parameter] = {}
-        if dtype is not None:
-            self._narrow(dtype)
+        self._convert(dtype)
 
-    def _make_replicas_equal(self, groups: Groups) -> None:
+    def _make_replicas_equal(self, tied: Sequence[TiedGroup], placement: Placement, groups: Groups) -> None:
+        """Take everything from the first rank that holds the stage; a tied parameter, its first stage."""
+
+        def first_holder(stage: int) -> int:
+            return placement.ranks_of(stage)[0] * groups.data_size
+
         for stage, communicator in groups.stages.items():
             buffers = [buffer for layer in self.layers_of(stage) for buffer in layer.buffers()]
-            broadcast_from_first([*self.untied(stage), *buffers], communicator, groups)
+            broadcast([*self.untied(stage), *buffers], communicator, groups, root=first_holder(stage))
         for number, communicator in groups.tied.items():
-            broadcast_from_first([self.tied[number]], communicator, groups)
+            broadcast([self.tied[number]], communicator, groups, root=first_holder(tied[number].stages[0]))
 
-    def _narrow(self, dtype: torch.dtype) -> None:
+    def _convert(self, dtype: torch.dtype | None) -> None:
+        """Give weights their type; where gradients are summed in a wider one, keep the originals in that."""
+        for _, parameter in self.named_parameters():
+            if not parameter.is_floating_point():
+                continue
+            original = parameter.detach()
+            parameter.data = original.to(dtype or parameter.dtype)
+            if gradient_dtype(parameter) != parameter.dtype:
+                main = original.to(gradient_dtype(parameter), copy=True)
+                self._main[id(parameter)] = nn.Parameter(main, requires_grad=parameter.requires_grad)
         for layer in self.layers.values():
-            for parameter in layer.parameters():
-                if parameter.is_floating_point() and torch.promote_types(parameter.dtype, dtype) != dtype:
-                    self._main[id(parameter)] = nn.Parameter(parameter.detach().clone())
-                    parameter.data = parameter.data.to(dtype)
             for buffer in layer.buffers():
                 if buffer.is_floating_point():
-                    buffer.data = buffer.data.to(dtype)
+                    buffer.data = buffer.data.to(dtype or buffer.dtype)
 
     def layers_of(self, stage: int) -> list[nn.Module]:
         """Return the layers of one stage, in order."""

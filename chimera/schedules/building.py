@@ -3,16 +3,14 @@
 It knows no schedule. Options are named as the command line names them, so that an error says what to change.
 """
 
-import gc
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 from chimera.errors import UsageError
 from chimera.ir.action import Action, Kind
 from chimera.ir.schedule import Placement
 
-__all__ = ["actions", "linear", "merge_1f1b", "nearest", "paused_gc", "require_counts"]
+__all__ = ["actions", "linear", "merge_1f1b", "nearest", "require_counts"]
 
 
 def require_counts(schedule: str, **counts: int) -> None:
@@ -69,18 +67,3 @@ def merge_1f1b(forwards: Sequence[Action], backwards: Sequence[Action], warmup: 
     steady = len(forwards) - warmup
     turns = [action for pair in zip(forwards[warmup:], backwards, strict=False) for action in pair]
     return [*forwards[:warmup], *turns, *backwards[steady:]]
-
-
-@contextmanager
-def paused_gc() -> Iterator[None]:
-    """Keep the cyclic collector from walking every new action again and again; restore it as it was.
-
-    Actions form no cycles, so nothing that it could free is created inside.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

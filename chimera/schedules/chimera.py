@@ -10,8 +10,9 @@ from typing import Final, Literal
 
 from chimera.errors import UsageError, nearest_names
 from chimera.ir.action import Action, Kind
+from chimera.ir.collector import collector_paused
 from chimera.ir.schedule import Placement, Schedule
-from chimera.schedules.building import nearest, paused_gc, require_counts
+from chimera.schedules.building import nearest, require_counts
 
 __all__ = ["UNITS", "Unit", "chimera"]
 
@@ -66,7 +67,7 @@ def chimera(ranks: int, microbatches: int, pairs: int = 1, unit: Unit = "concate
     routes = _routes(ranks, pairs)
     microbatch_to_route: list[int] = []
     timetable: list[list[tuple[int, Action]]] = [[] for _ in range(ranks)]
-    with paused_gc():
+    with collector_paused():
         for microbatch, (start, route, j) in enumerate(_deal(ranks, count, len(routes), width)):
             microbatch_to_route.append(route)
             for stage, rank in enumerate(routes[route]):

@@ -4,8 +4,9 @@ It knows the order of one rank; it refuses to know costs, messages and reduction
 """
 
 from chimera.ir.action import Kind
+from chimera.ir.collector import collector_paused
 from chimera.ir.schedule import Schedule
-from chimera.schedules.building import actions, linear, paused_gc, require_counts
+from chimera.schedules.building import actions, linear, require_counts
 
 __all__ = ["gpipe"]
 
@@ -33,7 +34,7 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
         UsageError: a count is below 1.
     """
     require_counts("gpipe", ranks=ranks, microbatches=microbatches)
-    with paused_gc():
+    with collector_paused():
         programs = tuple(
             (
                 *actions(Kind.F, [rank] * microbatches, range(microbatches)),

@@ -8,8 +8,9 @@ what makes every number of micro-batches work.
 from itertools import pairwise
 
 from chimera.ir.action import Action, Kind
+from chimera.ir.collector import collector_paused
 from chimera.ir.schedule import Schedule
-from chimera.schedules.building import actions, linear, merge_1f1b, paused_gc, require_counts
+from chimera.schedules.building import actions, linear, merge_1f1b, require_counts
 from chimera.schedules.one_f_one_b import program_1f1b
 
 __all__ = ["interleaved"]
@@ -46,7 +47,7 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
         UsageError: a count is below 1.
     """
     require_counts("interleaved", ranks=ranks, microbatches=microbatches, chunks=chunks)
-    with paused_gc():
+    with collector_paused():
         if chunks == 1:
             programs = tuple(program_1f1b(ranks, rank, microbatches) for rank in range(ranks))
         else:

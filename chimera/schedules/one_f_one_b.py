@@ -4,8 +4,9 @@ It knows the order of one rank; it refuses to know costs, messages and reduction
 """
 
 from chimera.ir.action import Action, Kind
+from chimera.ir.collector import collector_paused
 from chimera.ir.schedule import Schedule
-from chimera.schedules.building import actions, linear, merge_1f1b, paused_gc, require_counts
+from chimera.schedules.building import actions, linear, merge_1f1b, require_counts
 
 __all__ = ["one_f_one_b", "program_1f1b"]
 
@@ -33,7 +34,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
         UsageError: a count is below 1.
     """
     require_counts("1f1b", ranks=ranks, microbatches=microbatches)
-    with paused_gc():
+    with collector_paused():
         programs = tuple(program_1f1b(ranks, rank, microbatches) for rank in range(ranks))
     return Schedule("1f1b", linear(ranks), (0,) * microbatches, programs)
 

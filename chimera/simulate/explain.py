@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from chimera.ir.action import Action, Instruction, Kind, Overlap
+from chimera.ir.action import Action, Instruction, Kind
 from chimera.ir.schedule import Schedule
-from chimera.ir.timeline import Lane, Span, Timeline, action_at
+from chimera.ir.timeline import Lane, Span, Timeline
 from chimera.simulate.needs import NeedIndex
 from chimera.simulate.simulator import CostModel
 
@@ -111,7 +111,7 @@ def _gaps_of(rank: int, timeline: Timeline, index: NeedIndex) -> Iterator[Gap]:
     for place, row in enumerate(rows):
         start = float(timeline.start[row])
         if start > clock:
-            before = _instruction_at(timeline, row)
+            before = timeline.table.instruction_at(row)
             if place == 0:
                 yield Gap(rank, clock, start, Cause.WARM_UP, before)
             elif before[0] is Kind.STEP:
@@ -147,11 +147,6 @@ def _tail(rank: int, clock: float, timeline: Timeline) -> Iterator[Gap]:
     yield Gap(rank, clock, timeline.finish, Cause.DRAIN)
 
 
-def _instruction_at(timeline: Timeline, row: int) -> Instruction:
-    action = action_at(timeline.table, row)
-    return Overlap(action, action_at(timeline.table, row + 1)) if timeline.table.paired[row] else action
-
-
 def _span_at(timeline: Timeline, row: int, rank: int) -> Span:
     lane = Lane(int(timeline.lane[row]))
-    return Span(rank, lane, _instruction_at(timeline, row), float(timeline.start[row]), float(timeline.end[row]))
+    return Span(rank, lane, timeline.table.instruction_at(row), float(timeline.start[row]), float(timeline.end[row]))

@@ -9,11 +9,11 @@ import numpy as np
 
 from chimera.errors import ScheduleError
 from chimera.ir.action import Action, Kind
-from chimera.ir.dependencies import PHASES, needs
+from chimera.ir.dependencies import MESSAGES, PHASES, SENT, needs
 from chimera.ir.schedule import Schedule
 from chimera.ir.table import NO_MICROBATCH
-from chimera.ir.timeline import Lane, Timeline, action_at
-from chimera.simulate.simulator import MESSAGES, CostModel
+from chimera.ir.timeline import Lane, Timeline
+from chimera.simulate.simulator import CostModel
 
 __all__ = ["Arrival", "NeedIndex"]
 
@@ -53,7 +53,7 @@ class NeedIndex:
         shape = (len(PHASES), schedule.num_stages, schedule.num_microbatches)
         self._producer = np.full(shape, _NO_ROW)
         self._sender = np.full(shape, _NO_ROW)
-        for target, phases in ((self._producer, PHASES), (self._sender, MESSAGES)):
+        for target, phases in ((self._producer, PHASES), (self._sender, SENT)):
             for kind, phase in phases.items():
                 rows = np.flatnonzero(table.kind == kind)
                 target[phase, table.stage[rows], table.microbatch[rows]] = rows
@@ -68,7 +68,7 @@ class NeedIndex:
 
     def action_of_row(self, row: int) -> Action:
         """Return the action in ``row``."""
-        return action_at(self._timeline.table, row)
+        return self._timeline.table.action_at(row)
 
     def computations_on(self, rank: int) -> list[int]:
         """Return the computation rows of ``rank`` in program order, pairs by their first row."""
@@ -96,18 +96,18 @@ class NeedIndex:
                 candidates += self._ends(self._before(self._computations, part), self._before(self._reductions, part))
         else:
             candidates += self._ends(self._before(self._computations, row))
-            action = action_at(timeline.table, row)
+            action = timeline.table.action_at(row)
             if action.kind is Kind.STEP:
                 candidates += self._ends(self._reduction_before(row))
             elif timeline.lane[row] == Lane.SEND:
-                candidates += self._ends(int(self._producer[MESSAGES[action.kind], action.stage, action.microbatch]))
+                candidates += self._ends(int(self._producer[SENT[action.kind], action.stage, action.microbatch]))
             else:
                 candidates += [(a.at, a.producer if a.send is None else a.send) for a in self.arrivals(row)]
         return max(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
     def _arrivals_of_one(self, row: int) -> list[Arrival]:
         timeline, schedule = self._timeline, self._schedule
-        action = action_at(timeline.table, row)
+        action = timeline.table.action_at(row)
         if action.kind not in PHASES or action.microbatch is None:
             return []
         found = []
@@ -126,7 +126,7 @@ class NeedIndex:
         return found
 
     def _message_time(self, phase: int, stage: int) -> float:
-        kind = next(kind for kind, carried in MESSAGES.items() if carried == phase)
+        kind = next(message.send for message in MESSAGES if message.phase == phase)
         return 0.0 if self._duration is None else float(self._duration[kind, stage])
 
     def _ends(self, *rows: int) -> list[tuple[float, int]]:

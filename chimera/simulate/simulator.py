@@ -17,19 +17,17 @@ from numpy.typing import NDArray
 from chimera.errors import ScheduleError
 from chimera.ir.action import WHOLE_STAGE, Kind
 from chimera.ir.costs import Costs, ResolvedCosts
-from chimera.ir.dependencies import NEEDS, PHASES, Phase
+from chimera.ir.dependencies import MESSAGES, NEEDS, PHASES, SENT, Phase
 from chimera.ir.schedule import Schedule
 from chimera.ir.table import Table
-from chimera.ir.timeline import LANES, Lane, Timeline, action_at
+from chimera.ir.timeline import LANES, Lane, Timeline
 from chimera.simulate import kernel
 
-__all__ = ["COMPILED_FROM_ROWS", "MESSAGES", "CostModel", "simulate"]
+__all__ = ["COMPILED_FROM_ROWS", "CostModel", "simulate"]
 
 COMPILED_FROM_ROWS: Final = 100_000
 """Programs of at least so many rows are worth the import of numba."""
 
-MESSAGES: Final = {Kind.SEND_F: Phase.FORWARD, Kind.SEND_B: Phase.GRADIENT}
-_RECEIVED: Final = {Kind.RECV_F: (Phase.FORWARD, -1), Kind.RECV_B: (Phase.GRADIENT, +1)}
 _NO_PHASE: Final = -1
 
 
@@ -116,7 +114,7 @@ def _refuse_foreign_numbers(schedule: Schedule, table: Table) -> None:
         if len(foreign := np.flatnonzero((column < 0) | (column >= end))):
             row = int(foreign[0])
             raise ScheduleError(
-                f"rank {table.rank[row]}, position {table.position[row]}: {action_at(table, row)} names {noun} "
+                f"rank {table.rank[row]}, position {table.position[row]}: {table.action_at(row)} names {noun} "
                 f"{column[row]}; schedule {schedule.name!r} has {nouns} 0…{end - 1}"
             )
 
@@ -132,7 +130,7 @@ def _problem(schedule: Schedule, table: Table, resolved: ResolvedCosts) -> kerne
     placement = schedule.placement
     holders = [placement.ranks_of(stage) for stage in range(placement.num_stages)]
     reduce_rows = np.flatnonzero(table.kind == Kind.REDUCE_GRAD)
-    send_kind = {phase: kind for kind, phase in MESSAGES.items()}
+    send_kind = {message.phase: message.send for message in MESSAGES}
     return kernel.Problem(
         kind=table.kind,
         stage=table.stage,
@@ -142,7 +140,7 @@ def _problem(schedule: Schedule, table: Table, resolved: ResolvedCosts) -> kerne
         offsets=table.offsets,
         duration=resolved.duration.ravel(),
         phase=_by_kind(PHASES, _NO_PHASE),
-        sent_phase=_by_kind(MESSAGES, _NO_PHASE),
+        sent_phase=_by_kind(SENT, _NO_PHASE),
         send_kind=np.array([send_kind.get(phase, _NO_PHASE) for phase in Phase], np.int64),
         needs_from=np.array([sum(row[0] < phase for row in NEEDS) for phase in range(len(Phase) + 1)], np.int64),
         need_phase=np.array([needed for _, needed, _ in sorted(NEEDS)], np.int64),
@@ -200,18 +198,17 @@ def _pair_times(table: Table, resolved: ResolvedCosts) -> NDArray[np.float64]:
 
 def _time_receives(schedule: Schedule, table: Table, progress: kernel.Progress) -> None:
     """Give every receive the span of the send that feeds it: a message is in flight at both ends at once."""
-    shape = (len(Phase), schedule.num_stages, schedule.num_microbatches)
-    sender = np.full(shape, kernel.NOTHING)
-    for kind, phase in MESSAGES.items():
-        rows = np.flatnonzero(table.kind == kind)
-        sender[phase, table.stage[rows], table.microbatch[rows]] = rows
-    for kind, (phase, offset) in _RECEIVED.items():
-        rows = np.flatnonzero(table.kind == kind)
-        feeding = sender[phase, table.stage[rows] + offset, table.microbatch[rows]]
+    for message in MESSAGES:
+        # The row behind the last stage stands for the stages beyond either end (-1 and num_stages), which send nothing.
+        send_of = np.full((schedule.num_stages + 1, schedule.num_microbatches), kernel.NOTHING)
+        rows = np.flatnonzero(table.kind == message.send)
+        send_of[table.stage[rows], table.microbatch[rows]] = rows
+        rows = np.flatnonzero(table.kind == message.receive)
+        feeding = send_of[table.stage[rows] + message.sender, table.microbatch[rows]]
         if (feeding == kernel.NOTHING).any():
             row = int(rows[feeding == kernel.NOTHING][0])
             rank = int(table.rank[row])
-            raise ScheduleError(f"rank {rank}: {action_at(table, row)} receives what no rank sends")
+            raise ScheduleError(f"rank {rank}: {table.action_at(row)} receives what no rank sends")
         progress.start[rows] = progress.start[feeding]
         progress.end[rows] = progress.end[feeding]
 
@@ -230,12 +227,12 @@ def _stuck_message(schedule: Schedule, table: Table, progress: kernel.Progress) 
         row = int(progress.cursor[rank])
         if row < table.offsets[rank + 1]:
             awaited = _awaited(schedule, table, int(progress.waiting[rank]))
-            lines.append(f"  rank {rank}, position {table.position[row]}: {action_at(table, row)} waits for {awaited}")
+            lines.append(f"  rank {rank}, position {table.position[row]}: {table.action_at(row)} waits for {awaited}")
         elif progress.fired[rank] < progress.reached[rank]:
             first = int(np.searchsorted(np.flatnonzero(table.kind == Kind.REDUCE_GRAD), table.offsets[rank]))
             row = int(np.flatnonzero(table.kind == Kind.REDUCE_GRAD)[first + int(progress.fired[rank])])
             lines.append(
-                f"  rank {rank}, position {table.position[row]}: {action_at(table, row)} waits for the other ranks "
+                f"  rank {rank}, position {table.position[row]}: {table.action_at(row)} waits for the other ranks "
                 f"that hold stage {table.stage[row]}: {schedule.placement.ranks_of(int(table.stage[row]))}"
             )
     lines.append("  'chimera schedule check' shows the cycle")
@@ -250,8 +247,8 @@ def _awaited(schedule: Schedule, table: Table, slot: int) -> str:
     phase, rest = divmod(slot, size)
     stage, microbatch = divmod(rest, schedule.num_microbatches)
     where = f"on rank {schedule.rank_of(stage, microbatch)}"
-    kinds = [k for k, p in (MESSAGES if message else PHASES).items() if p == phase]
+    kinds = [k for k, p in (SENT if message else PHASES).items() if p == phase]
     present = (table.stage == stage) & (table.microbatch == microbatch) & np.isin(table.kind, kinds)
     if rows := np.flatnonzero(present).tolist():
-        return f"{action_at(table, rows[0])} {where}"
+        return f"{table.action_at(rows[0])} {where}"
     return f"{stage}{kinds[0].name}{microbatch} {where}, which no rank has"

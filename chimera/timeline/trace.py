@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from chimera.ir.action import Action, Instruction, Kind, Overlap
 from chimera.ir.costs import SECOND
+from chimera.ir.dependencies import PHASES, RECEIVED, SENT, Phase
 from chimera.ir.files import replacing
 from chimera.ir.timeline import Lane, Span, Timeline
 
@@ -24,14 +25,7 @@ _THREAD_NAMES: Final = {
     Lane.REDUCE: "collectives",
 }
 _DIRECTIONS: Final = {
-    Kind.F: "forward",
-    Kind.B: "backward",
-    Kind.I: "backward",
-    Kind.W: "backward",
-    Kind.SEND_F: "forward",
-    Kind.RECV_F: "forward",
-    Kind.SEND_B: "backward",
-    Kind.RECV_B: "backward",
+    kind: "forward" if phase is Phase.FORWARD else "backward" for kind, phase in (PHASES | SENT | RECEIVED).items()
 }
 _US_PER_S: Final = 1e6
 _US_PER_MODEL_UNIT: Final = 1e3

@@ -125,9 +125,13 @@ def save_checkpoint(
             (old / MARKER).unlink()
             shutil.rmtree(old)
 
-    _agreed(groups, final, clear if groups.rank == 0 else None)
-    _agreed(groups, final, (lambda: _write_tensors(building, file, tensors, groups)) if tensors else None)
-    _agreed(groups, final, complete if groups.rank == 0 else None)
+    try:
+        _agreed(groups, final, clear if groups.rank == 0 else None)
+        _agreed(groups, final, (lambda: _write_tensors(building, file, tensors, groups)) if tensors else None)
+        _agreed(groups, final, complete if groups.rank == 0 else None)
+    finally:
+        if groups.rank == 0:
+            shutil.rmtree(building, ignore_errors=True)
     return final
 
 
@@ -185,7 +189,7 @@ def _agreed(groups: Groups, path: Path, action: Callable[[], None] | None) -> No
             f"rank {groups.rank} could not save {path}: {error}; earlier checkpoints are as they were"
         )
     if failed:
-        raise CheckpointError(f"{path} was not saved, another rank failed; earlier ones are as they were")
+        raise CheckpointError(f"{path} was not saved, another rank failed; earlier checkpoints are as they were")
 
 
 def _write_synced(path: Path, text: str) -> None:

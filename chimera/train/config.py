@@ -17,12 +17,15 @@ from chimera.train.lr_schedules import LearningRate
 from chimera.train.optimizers import OptimizerConfig
 
 __all__ = [
+    "Device",
+    "Dtype",
     "MetricsOptions",
     "ParallelOptions",
     "RunOptions",
     "RuntimeOptions",
     "ScheduleOptions",
     "TrainConfig",
+    "Unit",
 ]
 
 Dtype = Literal["fp32", "bf16"]

@@ -47,6 +47,8 @@ def heldout_share(
 ) -> tuple[Microbatch, ...]:
     """Return one replica's micro-batches of the first ``num_samples``, of which every replica has equally many."""
     total = num_samples // microbatch_size
+    if total == 0:
+        return ()
     everything = evaluation_microbatches(samples, microbatch_size=microbatch_size, num_microbatches=total)
     share = total // replicas
     return everything[replica * share : (replica + 1) * share]

@@ -14,11 +14,14 @@ from chimera.ir.schedule import Schedule
         (["0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0"], [[0, 1, 1, 0]], (1.0, 1.0)),
         (["0F0 0B0 0F1 0B1", "1F0 1B0 1F1 1B1", "2F0 2B0 2F1 2B1"], [[0, 1, 2]], (1.0, 1.0, 1.0)),
         (["0F0 (0F1;0B0)OVERLAP_F_B 0B1"], [[0]], (2.0,)),
-        (["0F0 0F1", "1F0 1F1", ""], [[0, 1]], (3.0, 3.0, 0.0)),
+        (["0F0 0F1", "1F0 1F1", ""], [[0, 1]], (1.5, 1.5, 0.0)),
     ],
 )
 def test_an_activation_is_held_from_its_forward_to_its_last_use(rows, routes, expected):
-    """Held until B, or W of a split backward; a stage of S on p ranks counts p/S; a pair needs both at once."""
+    """Held until B, or W of a split backward; a stage of S on p ranks counts p/S; a pair needs both at once.
+
+    Without a backward a forward holds it only while it runs.
+    """
     assert peak_activations(Schedule.from_text(rows, routes=routes)) == expected
 
 

@@ -8,9 +8,7 @@ def test_programs_come_back_from_their_columns():
     rows = ["0F0 (0F1;0B0)OVERLAP_F_B 0B1 0REDUCE_GRAD", "", "1F0 1F1 1I1 1W1 1B0 1STEP"]
     schedule = Schedule.from_text(rows, routes=[[0, 2]])
     assert schedule.table.to_programs() == schedule.actions
-    again = Schedule.from_table(
-        schedule.name, schedule.placement, schedule.microbatch_to_route, schedule.table, schedule.microbatch_share
-    )
+    again = schedule.with_table(schedule.table)
     assert again == schedule
     assert again.to_text() == rows
     assert again.table is schedule.table

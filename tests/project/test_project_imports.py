@@ -134,7 +134,7 @@ def test_all_names_what_is_public(path):
             imported |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = {target.id for target in targets if isinstance(target, ast.Name)}
+            names = {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
             if names == {"__all__"}:
                 exported = set(ast.literal_eval(node.value))
             defined |= names

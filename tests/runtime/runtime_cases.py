@@ -1,4 +1,4 @@
-"""What the runtime's tests run: models, micro-batches that all differ, schedules by name, and one rank of a training run.
+"""What the runtime's tests run: models, micro-batches that all differ, schedules by name, and one rank of a run.
 
 Everything is a pure function of names and numbers, so that the ranks and the serial oracle build the same from plain
 arguments. Functions whose first argument is ``group`` run on a rank of the pool.
@@ -59,6 +59,12 @@ TEXTS = {
         routes: 0 1
         0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 0RECV_B2 0B2 0RECV_B0 0B0 0RECV_B1 0B1 0REDUCE_GRAD
         1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2 1B2 1SEND_B2 1B0 1SEND_B0 1B1 1SEND_B1 1REDUCE_GRAD
+    """,
+    # The first stage on the last rank.
+    "text-back": """
+        routes: 1 0
+        1F0 1B0 1F1 1B1
+        0F0 0F1 0B0 0B1
     """,
     # Pairs of a forward and a backward.
     "text-pairs": """

@@ -45,7 +45,7 @@ def total_loss(layers, loss_fn, pairs, keys):
 
 @functools.cache
 def serial_history(model, num_microbatches, steps, dtype=torch.float64):
-    """Train in this process on ``num_microbatches`` (of all replicas together) per step; see ``runtime_cases.train``."""
+    """Train in this process on ``num_microbatches`` (of all replicas) per step; see ``runtime_cases.train``."""
     with torch.random.fork_rng(devices=[]):
         layers, loss_fn = make_layers(model, dtype), make_loss(model)
         named = dict(nn.Sequential(*layers).named_parameters())

@@ -1,0 +1,229 @@
+"""Runs of two and four ranks from the configuration to the files: figures, resuming, layouts that must not matter."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import small_config
+
+from chimera.cli.training import run_local
+from chimera.errors import CheckpointError, ConfigError, DataError, NonFiniteError
+from chimera.ir.action import Kind
+from chimera.timeline import read_timeline
+from chimera.train.checkpoint import load_tensors
+from chimera.train.config_file import load_config
+from chimera.train.events import Saved, Started
+from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_rows
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Give one folder to all runs of this module, so that the corpus is tokenised once."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """Run six steps without a break; dropout is on, and checkpoints are after steps 2, 4 and 6."""
+    config = small_config(folder, train__out=folder / "whole", train__steps=6, train__keep_checkpoints=3)
+    events = []
+    return run_local(config, on_event=events.append), events
+
+
+def losses(out):
+    """Return what a step's result says of the model: loss terms and norm, as written."""
+    keys = ("step", "loss", "mlm_loss", "nsp_loss", "grad_norm", "lr")
+    return [tuple(row[key] for key in keys) for row in read_rows(Path(out) / "metrics.jsonl")]
+
+
+def tensors_of(checkpoint):
+    return load_tensors(Path(checkpoint), bool)
+
+
+def test_a_run_writes_its_files(folder, whole):
+    """A run leaves its configuration, a row per step, evaluations, checkpoints and the last step's timeline."""
+    result, _ = whole
+    out = folder / "whole"
+    assert result.out == out
+    assert sorted(path.name for path in out.iterdir()) == [
+        "checkpoints",
+        "config.toml",
+        "evaluation.jsonl",
+        "metrics.jsonl",
+        "timeline.json",
+    ]
+    rows = read_rows(out / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert load_config(out / "config.toml").train.steps == 6
+    for row in rows:
+        assert row["loss"] == pytest.approx(row["mlm_loss"] + row["nsp_loss"])
+        assert row["tokens_per_s"] == pytest.approx(8 * 16 / row["step_s"])
+        assert 0 <= row["bubble_fraction"] < 1
+    assert [row["lr"] for row in rows[:3]] == [0.005, 0.01, 0.01]
+    assert result.last == StepMetrics(**rows[-1])
+
+
+def test_a_run_is_reported_as_it_goes(whole):
+    """The first rank reports the start, each step, each evaluation and each checkpoint, in their order."""
+    result, events = whole
+    kinds = [type(event) for event in events]
+    pair = [StepMetrics, StepMetrics, EvaluationMetrics, Saved]
+    assert kinds == [Started, EvaluationMetrics, *pair, *pair, *pair]
+    assert events[0].vocabulary_size == 100
+    assert 3 < events[0].unigram_entropy == result.unigram_entropy < 4.61
+    assert result.evaluations == tuple(event for event in events if isinstance(event, EvaluationMetrics))
+    assert [row.step for row in result.evaluations] == [0, 2, 4, 6]
+    assert {row.heldout_pairs for row in result.evaluations} == {8}
+    assert result.checkpoint == events[-1].path
+
+
+def test_the_timeline_is_the_last_steps(folder, whole):
+    """The measured timeline has every forward and backward of both stages, and is the one on disk."""
+    result, _ = whole
+    actions = [span.action for rank in range(2) for span in result.timeline.spans(rank)]
+    for kind in (Kind.F, Kind.B):
+        found = sorted((action.stage, action.microbatch) for action in actions if action.kind is kind)
+        assert found == [(stage, microbatch) for stage in range(2) for microbatch in range(4)]
+    assert read_timeline(folder / "whole" / "timeline.json").makespan == result.timeline.makespan
+    assert result.timeline.bubble_fraction == result.last.bubble_fraction
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_resuming_gives_the_same_bits(folder, whole, step):
+    """A run that was killed and resumed has the figures, the weights and the moments of one that was not, bit for bit."""
+    result, _ = whole
+    out = folder / f"resumed{step}"
+    shutil.copytree(folder / "whole", out)
+    for later in (number for number in (2, 4, 6) if number > step):
+        shutil.rmtree(out / "checkpoints" / f"step-{later:08d}")
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')  # what the kill left
+    config = small_config(folder, train__out=out, train__steps=6, train__keep_checkpoints=3)
+    resumed = run_local(config, resume=True)
+    assert losses(out) == losses(folder / "whole")
+    assert resumed.evaluations == result.evaluations
+    one, other = tensors_of(result.checkpoint), tensors_of(resumed.checkpoint)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_finished_run_has_nothing_left(folder, whole):
+    """Resuming after the last step changes nothing and says what the run came to."""
+    before = {path: path.read_bytes() for path in (folder / "whole").rglob("*") if path.is_file()}
+    config = small_config(folder, train__out=folder / "whole", train__steps=6, train__keep_checkpoints=3)
+    result = run_local(config, resume=True)
+    assert (result.last, result.timeline, result.steps) == (None, None, 6)
+    assert result.evaluations == whole[0].evaluations
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_checkpoints_hold_every_parameter_once(whole):
+    """Names are those of the layer list, the tied decoder has one, and each has its two moments and its count."""
+    tensors = tensors_of(whole[0].checkpoint)
+    names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
+    assert "0.word.weight" in names
+    assert "3.decoder.weight" not in names
+    assert {"3.decoder.bias", "1.attention.qkv.weight", "2.feed_forward_norm.bias"} <= names
+    for key in ("exp_avg", "exp_avg_sq", "step"):
+        assert {
+            name.removeprefix(f"optimizer.{key}.") for name in tensors if name.startswith(f"optimizer.{key}.")
+        } == names
+    assert {float(value) for name, value in tensors.items() if name.startswith("optimizer.step.")} == {6.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schedule__name": "1f1b"},
+        {"schedule__name": "gpipe", "schedule__recompute": "true"},
+        {"train__accumulation_runs": 2, "schedule__microbatches": 2},
+        {"parallel__data": 2, "schedule__microbatches": 2},
+        {"parallel__pipeline": 1, "schedule__name": "gpipe"},
+    ],
+    ids=lambda change: " ".join(f"{name}={value}" for name, value in change.items()),
+)
+def test_the_layout_does_not_change_the_run(folder, whole, change):
+    """Another schedule, accumulation, replicas or a single rank train on the same samples with the same dropout."""
+    out = folder / "-".join(str(value) for value in change.values())
+    result = run_local(small_config(folder, train__out=out, train__steps=3, **change))
+    for row, expected in zip(losses(out), losses(folder / "whole"), strict=False):
+        assert row == pytest.approx(expected, rel=2e-4)
+    assert len(losses(out)) == 3
+    expected = whole[0].evaluations[1]
+    assert result.evaluations[1].heldout_mlm_loss == pytest.approx(expected.heldout_mlm_loss, rel=2e-4)
+    assert result.evaluations[1].heldout_nsp_accuracy == expected.heldout_nsp_accuracy
+
+
+def test_bf16_keeps_weights_in_fp32(folder, whole):
+    """In bf16 the losses are near those of fp32, and what is saved and resumed are the fp32 weights."""
+    options = {"train__out": folder / "bf16", "train__dtype": "bf16"}
+    result = run_local(small_config(folder, train__steps=2, **options))
+    assert {value.dtype for name, value in tensors_of(result.checkpoint).items() if name[:6] == "model."} == {
+        torch.float32
+    }
+    run_local(small_config(folder, train__steps=4, **options), resume=True)
+    run_local(small_config(folder, train__steps=4, **options | {"train__out": folder / "bf16-whole"}))
+    assert losses(folder / "bf16") == losses(folder / "bf16-whole")
+    for row, expected in zip(losses(folder / "bf16"), losses(folder / "whole"), strict=False):
+        assert row[1] == pytest.approx(expected[1], rel=0.02)
+        assert row[1] != expected[1]
+
+
+def test_clipping_is_by_the_global_norm(folder, whole):
+    """SGD with the norm clipped to c moves the weights by at most lr · c, and the row keeps the norm before clipping."""
+    options = {
+        "optimizer__name": "sgd",
+        "optimizer__weight_decay": 0,
+        "train__steps": 1,
+        "learning_rate__warmup_steps": 0,
+    }
+    moved = []
+    for clip in ("none", 0.1):
+        out = folder / f"clip-{clip}"
+        result = run_local(small_config(folder, train__out=out, optimizer__clip_norm=clip, **options))
+        moved.append((result, tensors_of(result.checkpoint)))
+    (free, weights), (clipped, clipped_weights) = moved
+    assert free.last.grad_norm == clipped.last.grad_norm > 0.1
+    distance = sum(float((weights[name] - clipped_weights[name]).double().square().sum()) for name in weights) ** 0.5
+    assert distance == pytest.approx(0.01 * (free.last.grad_norm - 0.1), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            {"optimizer__learning_rate": "1e30", "optimizer__clip_norm": "none", "learning_rate__warmup_steps": 0},
+            NonFiniteError,
+            r"step 2: loss nan \(mlm nan, nsp nan\).*no checkpoint yet.*--optimizer.learning-rate .*--optimizer.clip-norm 1",
+        ),
+        ({"data__corpus": "no/such.txt"}, DataError, r"corpus no/such.txt does not exist"),
+        ({"data__vocab_size": 3000, "model__vocab_size": 3000}, DataError, r"set data.vocab_size to \d+ or less"),
+        ({"model__num_layers": 2, "parallel__pipeline": 3, "schedule__name": "1f1b"}, None, None),
+    ],
+)
+def test_what_fails_says_why(folder, change, error, message):
+    """A run that cannot go on ends with one message on what to do, and leaves nothing half-written."""
+    out = folder / f"failing-{next(iter(change))}"
+    config = small_config(folder, train__out=out, train__checkpoint_interval=10, train__steps=5, **change)
+    if error is None:
+        run_local(config)
+        return
+    with pytest.raises(error, match=message):
+        run_local(config)
+    rows = (out / "metrics.jsonl").read_text().splitlines() if out.exists() else []
+    assert out.exists() == (error is NonFiniteError)
+    assert [json.loads(row)["step"] for row in rows] == ([1] if rows else [])
+    assert not (out / "checkpoints").exists()
+
+
+def test_a_run_is_not_overwritten(folder, whole):
+    """A second run into the same folder is refused before anything starts, and so is resuming another one."""
+    config = small_config(folder, train__out=folder / "whole", train__steps=6)
+    with pytest.raises(ConfigError, match=r"whole holds a run already; go on with it by --resume"):
+        run_local(config)
+    other = small_config(folder, train__out=folder / "whole", train__steps=8, train__seed=3)
+    with pytest.raises(CheckpointError, match=r"train.seed was 0, is 3"):
+        run_local(other, resume=True)
+    assert len(losses(folder / "whole")) == 6

@@ -1,0 +1,100 @@
+"""The figures of a run on disk: their keys, what resuming keeps, what a killed run leaves."""
+
+import json
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from chimera.errors import FormatError
+from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations, read_rows
+from chimera.train.metrics_log import MetricsLog
+
+
+def step(number):
+    """Return the row of a step, with figures that tell it from other rows."""
+    return StepMetrics(
+        step=number,
+        loss=number + 0.5,
+        mlm_loss=number + 0.25,
+        nsp_loss=0.25,
+        grad_norm=1.5,
+        lr=1e-3,
+        tokens_per_s=100.0,
+        step_s=0.1,
+        bubble_fraction=0.2,
+    )
+
+
+def evaluation(number):
+    """Return the row of an evaluation."""
+    return EvaluationMetrics(
+        step=number, heldout_mlm_loss=7.5, heldout_nsp_loss=0.6, heldout_nsp_accuracy=0.55, heldout_pairs=64
+    )
+
+
+def write(folder, rows, *, first_step=0, tensorboard=False):
+    """Write rows as one run, or as the rest of one."""
+    log = MetricsLog(folder, first_step=first_step, tensorboard=tensorboard)
+    for row in rows:
+        log.add(row)
+    log.close()
+
+
+def test_a_row_has_exactly_these_keys(tmp_path):
+    """A step's line has the nine keys that other programs read, in this order, and an evaluation's its five."""
+    write(tmp_path, [step(1), evaluation(1)])
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert " ".join(line) == "step loss mlm_loss nsp_loss grad_norm lr tokens_per_s step_s bubble_fraction"
+    assert line["loss"] == 1.5
+    line = json.loads((tmp_path / "evaluation.jsonl").read_text())
+    assert " ".join(line) == "step heldout_mlm_loss heldout_nsp_loss heldout_nsp_accuracy heldout_pairs"
+
+
+def test_resuming_drops_later_rows(tmp_path):
+    """Rows after the checkpoint's step go, so that every step stands once."""
+    write(tmp_path, [evaluation(0), step(1), step(2), evaluation(2), step(3), evaluation(3)])
+    write(tmp_path, [step(3), step(4)], first_step=2)
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert read_evaluations(tmp_path) == (evaluation(0), evaluation(2))
+
+
+def test_a_half_written_line_is_no_row(tmp_path):
+    """What a killed run wrote half is left out on reading and gone after resuming."""
+    write(tmp_path, [step(1), step(2)])
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text()[:-20])
+    assert [row["step"] for row in read_rows(path)] == [1]
+    write(tmp_path, [step(2)], first_step=1)
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize("text", ['{"step": 1}\nnot json\n', "[1]\n", '{"loss": 1.0}\n', '{"step": "1"}\n'])
+def test_a_foreign_line_is_named(tmp_path, text):
+    """A complete line that is no row is refused with its number, not dropped."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=r"metrics.jsonl: line \d is no row of a run"):
+        read_rows(path)
+
+
+def test_an_evaluation_of_another_form_is_named(tmp_path):
+    """An evaluation without one of its keys is refused."""
+    (tmp_path / "evaluation.jsonl").write_text('{"step": 0, "heldout_mlm_loss": 7.0}\n')
+    with pytest.raises(FormatError, match=r"line 1 has the keys step, heldout_mlm_loss; needed: "):
+        read_evaluations(tmp_path)
+
+
+def test_no_file_is_no_rows(tmp_path):
+    """A run that has not begun has no rows."""
+    assert read_rows(tmp_path / "metrics.jsonl") == []
+
+
+def test_tensorboard_has_the_same_figures(tmp_path):
+    """Each figure is a scalar of its step, and resuming leaves every step once."""
+    write(tmp_path, [step(1), step(2), step(3), evaluation(3)], tensorboard=True)
+    write(tmp_path, [step(3)], first_step=2, tensorboard=True)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(1, 1.5), (2, 2.5), (3, 3.5)]
+    assert "heldout/mlm_loss" in events.Tags()["scalars"]
+    assert "train/bubble_fraction" in events.Tags()["scalars"]
