@@ -54,7 +54,8 @@ class Ranks:
         Args:
             n: how many of the pool's processes take part; ``group`` is the process group of these.
             function: a function at the top level of a module.
-            *args, **options: plain values or arrays, the same for every rank.
+            *args: plain values or arrays, the same for every rank.
+            **options: likewise.
             timeout_s: how long all of it may take.
 
         Raises:
@@ -64,7 +65,7 @@ class Ranks:
         if not self._ranks:
             self._start()
         for rank in self._ranks:
-            rank.connection.send((sys.path, n, function.__module__, function.__qualname__, args, options))
+            rank.connection.send((sys.path, n, (function.__module__, function.__qualname__), args, options))
         answers = self._collect(timeout_s)
         failed = {rank: text for rank, (good, text) in answers.items() if not good}
         missing = [rank for rank in range(self.size) if rank not in answers]
@@ -153,17 +154,17 @@ def _serve(rank, size, connection):
             os._exit(0)
 
 
-def _answer(path, n, module, name, args, options):
+def _answer(path, n, function, args, options):
     try:
         sys.path[:] = path
         # All ranks of the pool make the group, so that each one has a name, and with it keys in the store, of its own.
         group = dist.new_group(range(n))
         if dist.get_rank() >= n:
             return True, None
-        function = getattr(importlib.import_module(module), name)
+        module, name = function
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            result = function(group, *args, **options)
+            result = getattr(importlib.import_module(module), name)(group, *args, **options)
         dist.destroy_process_group(group)
     except BaseException:  # noqa: BLE001 - pytest's outcomes are no Exceptions
         return False, traceback.format_exc()

@@ -1,17 +1,18 @@
-"""A training run that takes a second: a little corpus, a configuration for it, and the processes of a running command."""
+"""A training run that takes a second: a little corpus, a configuration for it, and the processes of a command."""
 
-import os
 import random
+import re
 from pathlib import Path
 
 from chimera.train.config_file import make_config
 
 __all__ = ["living", "ranks_below", "small_config", "small_document", "small_overrides", "write_corpus"]
 
-WORDS = (
+WORDS = re.findall(
+    r"\w+",
     "the a of and to in he she it was said that not with his her for on at by but had they be as all so there when "
-    "river mountain whale captain letter garden morning window silver journey kingdom servant daughter answer evening"
-).split()
+    "river mountain whale captain letter garden morning window silver journey kingdom servant daughter answer evening",
+)
 
 
 def write_corpus(path):
@@ -80,7 +81,7 @@ def living(process_ids):
 
 
 def _children(process_id):
-    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [number for number in numbers if _fields(number)[1:2] == [str(process_id)]]
 
 

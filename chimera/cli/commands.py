@@ -14,15 +14,11 @@ __all__ = ["COMMANDS", "Command", "find_command", "overview"]
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """``chimera <name>`` calls ``target``, written ``module:function``; ``summary`` is its line in the overview.
-
-    Where ``overrides`` is set, words of the form ``--section.key value`` go to the function's keyword ``overrides``.
-    """
+    """``chimera <name>`` calls ``target``, written ``module:function``; ``summary`` is its line in the overview."""
 
     name: str
     target: str
     summary: str
-    overrides: bool = False
 
     def load(self) -> Callable[..., None]:
         """Import the command's module and return its function, whose parameters are the command's options."""

@@ -116,9 +116,9 @@ def _explained(found: DemoSummary) -> list[str]:
     chimera, baseline = found.schedules["chimera"], found.schedules["1f1b"]
     text = [
         (
-            f"On the virtual device a step by Chimera takes {chimera.virtual_s / baseline.virtual_s:.2f} of the time by "
-            f"1F1B (predicted {chimera.predicted_s / baseline.predicted_s:.2f}); the prediction misses the measured step "
-            f"by {abs(chimera.virtual_s / chimera.predicted_s - 1):.1%}."
+            f"On the virtual device a step by Chimera takes {chimera.virtual_s / baseline.virtual_s:.2f} of the time "
+            f"by 1F1B (predicted {chimera.predicted_s / baseline.predicted_s:.2f}); the prediction misses the "
+            f"measured step by {abs(chimera.virtual_s / chimera.predicted_s - 1):.1%}."
         )
     ]
     if found.ranks > found.cores:

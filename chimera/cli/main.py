@@ -11,7 +11,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import chimera
 from chimera.cli.commands import find_command, overview
@@ -72,15 +71,9 @@ def _run(words: Sequence[str]) -> int:
     # Parsing options costs a tenth of a second to import; the answers above do without.
     import tyro
 
-    from chimera.cli.overrides import split_overrides
-
     function = command.load()
-    description = describe(function)
-    if command.overrides:
-        overrides, rest = split_overrides(rest)
-        function = partial(function, overrides=overrides)
     try:
-        code = tyro.cli(function, prog=f"chimera {command.name}", description=description, args=rest)
+        code = tyro.cli(function, prog=f"chimera {command.name}", description=describe(function), args=rest)
     except SystemExit as exit_:  # tyro ends so after --help (0) and after an option it cannot use (2)
         code = exit_.code
     return code if isinstance(code, int) else 0 if code is None else 1
@@ -103,8 +96,21 @@ def describe(function: Callable[..., object]) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    text = f"error: {message}"
+    print(_for_terminal(text) if sys.stderr.isatty() else text, file=sys.stderr)
     return code
+
+
+def _for_terminal(text: str) -> str:
+    """Wrap the sentences of a message to the terminal; lines of a table, with their gaps, stay as they are."""
+    width = shutil.get_terminal_size().columns
+    lines: list[str] = []
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        sentence = "  " not in line.strip()
+        wrapped = textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+        lines += wrapped if sentence and wrapped else [line]
+    return "\n".join(lines)
 
 
 def _discard_stdout() -> None:

@@ -4,7 +4,6 @@ A schedule is named by NAME with its sizes, or by a FILE that carries them. Opti
 that one given beside a file, or to a schedule that does not take it, is refused rather than dropped.
 """
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -94,8 +93,6 @@ class CostChoice:
             )
             if value is not None
         }
-        if self.reduce_time is not None and not 0 <= self.reduce_time < math.inf:
-            raise UsageError(f"--reduce-time {self.reduce_time}: needed: a finite number that is not negative")
         if self.costs is None:
             return Costs(**given)
         if given:

@@ -21,8 +21,11 @@ from chimera.train.layout import layout_of
 
 __all__ = ["PRELOAD", "run_joined", "run_local"]
 
-PRELOAD: Final = ("chimera.cli.training", "chimera.train.loop")
-"""What ranks need loaded; ``chimera.launch.warm_up(PRELOAD)`` loads it while the caller does something else."""
+PRELOAD: Final = ("chimera.cli.training", "chimera.train.loop", "torch._dynamo")
+"""What ranks need loaded; ``chimera.launch.warm_up(PRELOAD)`` loads it while the caller does something else.
+
+The last takes a second, and torch loads it at the first step of any optimizer.
+"""
 
 
 def run_local(
@@ -67,6 +70,7 @@ def run_joined(
         ChimeraError: as ``run_local``.
     """
     check_world_size(place.size, config.parallel.pipeline, config.parallel.data)
+    launch.use_cores(place)
 
     def tell(event: Any) -> None:
         if place.rank == 0 and on_event is not None and not isinstance(event, str):

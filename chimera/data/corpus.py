@@ -109,7 +109,11 @@ def split_documents(
 
 
 def read_bytes(path: Path | Traversable) -> bytes:
-    """The file's bytes, or an error that says what stands in its place."""
+    """Return a corpus file's bytes, compressed or not.
+
+    Raises:
+        DataError: the file is missing, a folder or unreadable.
+    """
     if path.is_dir():
         raise DataError(f"corpus {path} is a folder, a file is needed; set data.corpus to one file in it")
     try:
@@ -121,7 +125,11 @@ def read_bytes(path: Path | Traversable) -> bytes:
 
 
 def decompress(data: bytes, *, name: str) -> bytes:
-    """The text's bytes: decompressed if they start as gzip, xz or bzip2 files do, else as they are."""
+    """Return the text's bytes: decompressed if they start as gzip, xz or bzip2 files do, else as they are.
+
+    Raises:
+        DataError: they are compressed, but damaged; ``name`` stands for the file.
+    """
     try:
         if data.startswith(_GZIP_MAGIC):
             return gzip.decompress(data)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from chimera.errors import FormatError
 
 __all__ = [
+    "BACKWARDS",
     "COMMUNICATIONS",
     "COMPUTATIONS",
     "RECEIVES",
@@ -44,6 +45,7 @@ class Kind(IntEnum):
 
 
 COMPUTATIONS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
+BACKWARDS = frozenset({Kind.B, Kind.I, Kind.W})
 SENDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECEIVES = frozenset({Kind.RECV_F, Kind.RECV_B})
 COMMUNICATIONS = SENDS | RECEIVES

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from chimera.ir.action import COMPUTATIONS, WHOLE_STAGE, Action, Kind, Overlap
+from chimera.ir.action import BACKWARDS, COMPUTATIONS, WHOLE_STAGE, Action, Kind, Overlap
 from chimera.ir.rows import NOTHING, code_mask
 from chimera.ir.schedule import Schedule
 from chimera.ir.table import NO_MICROBATCH
@@ -141,7 +141,7 @@ def _missing_or_mixed(
             missing.append((Kind.F, "every stage runs every micro-batch forward once; add it"))
         if forward_only:
             why = "a forward-only program has no backward; remove it"
-            surplus.extend((kind, why) for kind in (Kind.B, Kind.I, Kind.W) if rows[kind] != NOTHING)
+            surplus.extend((kind, why) for kind in sorted(BACKWARDS) if rows[kind] != NOTHING)
         elif full and (inward or weight):
             why = f"the full backward {Action(Kind.B, stage, microbatch)} is there too; keep B, or I and W"
             surplus.append((Kind.I if inward else Kind.W, why))

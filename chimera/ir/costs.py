@@ -117,13 +117,8 @@ class Costs:
 
     def split_backward(self) -> tuple[float, float]:
         """Return the times of I and W."""
-        if self.input_grad is not None and self.weight_grad is not None:
-            return self.input_grad, self.weight_grad
-        if self.input_grad is not None:
-            return self.input_grad, self.backward - self.input_grad
-        if self.weight_grad is not None:
-            return self.backward - self.weight_grad, self.weight_grad
-        return self.backward / 2, self.backward / 2
+        input_grad, weight_grad = _split(self.backward, self.input_grad, self.weight_grad)
+        return float(input_grad), float(weight_grad)
 
     def resolve(self, schedule: Schedule) -> ResolvedCosts:
         """Return the costs of ``schedule``'s actions, in model units."""
@@ -268,18 +263,26 @@ class StageCosts:
 
     def split_backward(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the seconds of I and W per stage."""
-        backward = np.asarray(self.backward_s, np.float64)
-        if self.input_grad_s is not None:
-            input_grad = np.asarray(self.input_grad_s, np.float64)
-            return input_grad, backward - input_grad if self.weight_grad_s is None else np.asarray(self.weight_grad_s)
-        if self.weight_grad_s is not None:
-            weight_grad = np.asarray(self.weight_grad_s, np.float64)
-            return backward - weight_grad, weight_grad
-        return backward / 2, backward / 2
+        return _split(self.backward_s, self.input_grad_s, self.weight_grad_s)
 
     def _resident_bytes(self) -> NDArray[np.float64] | None:
         known = [np.asarray(b, np.float64) for b in (self.weight_bytes, self.gradient_bytes) if b is not None]
         return sum(known[1:], known[0]) if known else None
+
+
+def _split(
+    backward: float | Sequence[float],
+    input_grad: float | Sequence[float] | None,
+    weight_grad: float | Sequence[float] | None,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the times of I and W; one that is not given is what the other leaves of B, or half."""
+    whole = np.asarray(backward, np.float64)
+    weight = None if weight_grad is None else np.asarray(weight_grad, np.float64)
+    if input_grad is not None:
+        inward = np.asarray(input_grad, np.float64)
+    else:
+        inward = whole / 2 if weight is None else whole - weight
+    return inward, whole - inward if weight is None else weight
 
 
 def _unit_activations(schedule: Schedule) -> NDArray[np.float64]:

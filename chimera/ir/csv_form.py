@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 
 from chimera.errors import FormatError
-from chimera.ir.action import COMMUNICATIONS, Instruction, Kind, flatten, parse_instruction
+from chimera.ir.action import BACKWARDS, COMMUNICATIONS, Instruction, Kind, flatten, parse_instruction
 from chimera.ir.checks import violations
 from chimera.ir.collector import collector_paused
 from chimera.ir.inferred import inferred_schedule
@@ -92,7 +92,7 @@ def _with_sound_communication(schedule: Schedule) -> tuple[Schedule, tuple[str, 
     present = {action.kind for program in schedule.actions for action in flatten(program)}
     if not present & (messages | reductions):
         return schedule, ()
-    forward_only = not present & {Kind.B, Kind.I, Kind.W}
+    forward_only = not present & BACKWARDS
     first = violations(schedule, forward_only=forward_only)
     if not first:
         return schedule, ()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from chimera.errors import UsageError
 from chimera.ir.action import Kind
 from chimera.ir.schedule import Schedule
 from chimera.ir.table import Table
@@ -53,7 +54,15 @@ def peak_activations(schedule: Schedule) -> tuple[float, ...]:
 
 
 def over_limit(schedule: Schedule, memory_limit: float) -> list[Violation]:
-    """Return, per rank over the limit, the first action that lifts it above."""
+    """Return, per rank over the limit, the first action that lifts it above.
+
+    Raises:
+        UsageError: the limit is no number above 0.
+    """
+    if not memory_limit > 0:  # written so that it holds for NaN
+        raise UsageError(
+            f"--memory-limit {memory_limit:g}: needed: a number above 0, in units of 1/p of the model for a micro-batch"
+        )
     table, unit = schedule.table, _unit(schedule)
     held = _held(table, activation_changes(table).astype(np.int64))
     found = []

@@ -97,7 +97,9 @@ def connected(place: Place, *, timeout_s: float) -> Iterator["dist.ProcessGroup 
 
 
 def use_cores(place: Place) -> None:
-    """Give torch this rank's share of the cores: more threads than cores would wait for one another."""
+    """Give torch this rank's share of the cores, unless OMP_NUM_THREADS says how many threads it is to have."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(max(1, cores // place.local_size))
 

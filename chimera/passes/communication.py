@@ -14,7 +14,7 @@ from chimera.errors import ScheduleError, UsageError
 from chimera.ir.action import Kind
 from chimera.ir.checks import check, report, violations
 from chimera.ir.checks_messages import Routing
-from chimera.ir.rows import Rows
+from chimera.ir.rows import NOTHING, Rows, code_mask
 from chimera.ir.schedule import Schedule
 from chimera.ir.table import Table
 from chimera.passes.derived import has_backward
@@ -76,7 +76,7 @@ def _with_messages(rows: Rows, routing: Routing, depth: int | None) -> Table:
     consumer = routing.consumer[sent]
     receives = Insertion(
         rank=rows.rank[consumer],
-        gap=_posts(routing.channel[sent], position[consumer].astype(np.int64), depth),
+        gap=_posts(routing.channel[sent], position[consumer].astype(np.int64), _latest_gap(rows, consumer), depth),
         kind=np.where(routing.forward[sent], Kind.RECV_F, Kind.RECV_B).astype(np.uint8),
         stage=routing.stage[sent],
         microbatch=routing.microbatch[sent],
@@ -93,8 +93,23 @@ def _with_messages(rows: Rows, routing: Routing, depth: int | None) -> Table:
     return insert_rows(rows.table, [receives, sends])
 
 
-def _posts(channel: NDArray[np.int64], consumer: NDArray[np.int64], depth: int | None) -> NDArray[np.int64]:
-    """Return the gap where each message's receive is posted; messages by channel, then in the order of the sends.
+def _latest_gap(rows: Rows, consumer: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the last gap for the receive of each consumer: before it, and before reductions that stand between.
+
+    A reduction then moves no receive, so that runs without reductions post theirs at the same places.
+    """
+    table = rows.table
+    number = np.where(code_mask(table, Kind.REDUCE_GRAD), NOTHING, np.arange(len(table)))
+    before = np.concatenate([[NOTHING], np.maximum.accumulate(number)])[rows.first[consumer]]
+    on_rank = before >= table.offsets[rows.rank[consumer]]
+    gap: NDArray[np.int64] = np.where(on_rank, table.position[before] + 1, 0).astype(np.int64)
+    return gap
+
+
+def _posts(
+    channel: NDArray[np.int64], consumer: NDArray[np.int64], latest: NDArray[np.int64], depth: int | None
+) -> NDArray[np.int64]:
+    """Return the gap where each message's receive is posted, at most ``latest``; messages by channel, then as sent.
 
     Where the consumers come in another order than the sends, a receive moves ahead far enough for the earliest
     consumer among its own message and those sent after it.
@@ -106,7 +121,7 @@ def _posts(channel: NDArray[np.int64], consumer: NDArray[np.int64], depth: int |
     index = np.arange(len(channel)) - np.flatnonzero(begins)[group]
     freed = np.zeros(len(channel), np.int64)
     freed[depth:] = consumer[:-depth] + 1
-    post = np.minimum(np.where(index < depth, 0, freed), consumer)
+    post = np.minimum(np.where(index < depth, 0, freed), latest)
     # A later channel's numbers are lifted above all of this one's, so one pass from the back serves them all.
     lift = group * (int(consumer.max()) + 1)
     suffix_minimum = np.minimum.accumulate((post + lift)[::-1])[::-1]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from chimera.errors import UsageError
-from chimera.ir.action import COMMUNICATIONS, Action, Instruction, Kind
+from chimera.ir.action import BACKWARDS, COMMUNICATIONS, Action, Instruction, Kind
 from chimera.ir.checks import check
 from chimera.ir.rows import code_mask
 from chimera.ir.schedule import Placement, Schedule
@@ -19,7 +19,7 @@ __all__ = ["compute_only", "forward_only", "has_backward", "on_one_rank", "witho
 
 def has_backward(schedule: Schedule) -> bool:
     """Return whether any action computes a gradient; a program without is one of forwards alone."""
-    return bool(code_mask(schedule.table, Kind.B, Kind.I, Kind.W).any())
+    return bool(code_mask(schedule.table, *BACKWARDS).any())
 
 
 def without_reductions(schedule: Schedule) -> Schedule:

@@ -1,5 +1,6 @@
 """The cut of a model's layers into stages: contiguous, none empty, the heaviest stage as light as can be."""
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -33,22 +34,36 @@ def partition(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
             f"with at most {num_layers} stages (fewer ranks or chunks), or a deeper model"
         )
     before = [0.0, *accumulate(costs)]
-    # best[n] = (heaviest stage, sum of squares, layers of each stage) over the cuts of the first n layers.
-    best: list[tuple[float, float, tuple[int, ...]]] = [
-        (before[n], before[n] ** 2, (n,)) for n in range(num_layers + 1)
-    ]
+    # Equal sums of unequal costs may differ in their last bits.
+    limit = _lightest_heaviest(before, num_stages) * (1 + 1e-9)
+    # best[n] = (sum of squares, minus the layers of each stage) over the cuts of the first n layers within the limit;
+    # of equal sums the smallest tuple has the longer stages first.
+    best = [_one_stage(load, n, limit) for n, load in enumerate(before)]
     for stage in range(1, num_stages):
-        longer = list(best)
+        longer = [_NONE] * (num_layers + 1)
         for n in range(stage + 1, num_layers + 1):
             longer[n] = min(
-                (
-                    (max(heaviest, load), squares + load**2, (*counts, n - start))
-                    for start in range(stage, n)
-                    for heaviest, squares, counts in [best[start]]
-                    for load in [before[n] - before[start]]
-                ),
-                # Equal cuts: the longer stages first.
-                key=lambda cut: (cut[0], cut[1], tuple(-count for count in cut[2])),
+                (best[start][0] + load**2, (*best[start][1], start - n))
+                for start in range(stage, n)
+                for load in [before[n] - before[start]]
+                if load <= limit
             )
         best = longer
-    return tuple(stage for stage, count in enumerate(best[num_layers][2]) for _ in range(count))
+    return tuple(stage for stage, count in enumerate(best[num_layers][1]) for _ in range(-count))
+
+
+_Cut = tuple[float, tuple[int, ...]]
+_NONE: _Cut = (math.inf, ())
+
+
+def _one_stage(load: float, num_layers: int, limit: float) -> _Cut:
+    return (load**2, (-num_layers,)) if load <= limit else _NONE
+
+
+def _lightest_heaviest(before: Sequence[float], num_stages: int) -> float:
+    """Return the cost of the heaviest stage of the best cut; ``before[n]`` is the cost of the first n layers."""
+    best = list(before)
+    for stage in range(1, num_stages):
+        for n in range(len(before) - 1, stage, -1):
+            best[n] = min(max(best[start], before[n] - before[start]) for start in range(stage, n))
+    return best[-1]

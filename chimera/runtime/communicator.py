@@ -5,6 +5,7 @@ raised, is a ``StalledError``: a peer died or did not answer in time.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +16,9 @@ from torch.distributed.distributed_c10d import Store
 from chimera.errors import StalledError
 
 __all__ = ["Communicator", "Pending"]
+
+_NEVER_SENT = 1 << 20
+"""A tag without a sender: routes and the control group's few uses are numbered from 0."""
 
 
 class Pending:
@@ -88,6 +92,18 @@ class Communicator:
         outputs = [torch.empty_like(tensor) for _ in self.ranks]
         self._start("gathering from", self.ranks, self._group.allgather, [outputs], [tensor]).wait()
         return outputs
+
+    def abort(self) -> None:
+        """Make every operation under way here fail at once; called from another thread than the one that waits."""
+        if self.backend == "nccl":
+            self._group.abort()
+            return
+        # Gloo has no abort of its own, but a receive that times out closes all connections of its group. The one to a
+        # dead peer fails without doing so, hence all peers.
+        for index in self._index.values():
+            if index != self._group.rank():
+                with suppress(RuntimeError):
+                    self._group.recv([torch.empty(1)], index, _NEVER_SENT).wait(timedelta(milliseconds=1))
 
     def _start(
         self, what: str, members: int | Sequence[int], operation: Callable[..., Any], *arguments: object

@@ -18,15 +18,16 @@ def stalled(cause: str, groups: Groups, watch: Watch | None, schedule: Schedule)
         positions = watch.positions()
     except RuntimeError:
         return StalledError(f"{summary}\nthe job's store is gone too, so what the other ranks were doing is unknown")
-    marks: dict[int, int] = {}
+    marks: set[tuple[int, int]] = set()
     lines = []
     for rank, found in enumerate(positions):
-        pipeline_rank, data_rank = divmod(rank, groups.data_size)
+        pipeline_rank = rank // groups.data_size
         text = "never said anything" if found is None else found.activity
         if found is not None and found.position is not None:
-            action = schedule.actions[pipeline_rank][found.position]
-            text += f", at action {found.position}: {action}"
-            if data_rank == groups.data_rank:
-                marks[pipeline_rank] = found.position
+            text += f", at action {found.position}: {found.action}"
+            # A rank may still be in, or already be in, another program than this one.
+            program = schedule.actions[pipeline_rank]
+            if found.position < len(program) and str(program[found.position]) == found.action:
+                marks.add((pipeline_rank, found.position))
         lines.append(f"  rank {rank}: {text}")
-    return StalledError("\n".join([summary, grid_text(schedule, marks.items()), "what every rank was doing:", *lines]))
+    return StalledError("\n".join([summary, grid_text(schedule, marks), "what every rank was doing:", *lines]))

@@ -172,6 +172,12 @@ class Groups:
         """Return the world rank of another rank of this replica's pipeline."""
         return pipeline_rank * self.data_size + self.data_rank
 
+    def abort(self) -> None:
+        """Make every operation that this rank waits for fail at once."""
+        made = (self.control, *self.stages.values(), *self.tied.values(), *self.channels.values())
+        for communicator in {id(c): c for c in made if c is not None}.values():
+            communicator.abort()
+
     def sum_everywhere(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a CPU tensor over all ranks, in place, and wait."""
         if self.control is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from chimera.plan.partition import partition
 from chimera.runtime.accounting import LossAccount
 from chimera.runtime.actions import Actions, Run
 from chimera.runtime.channels import Channels
-from chimera.runtime.executor import Executor
+from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.failure import stalled
 from chimera.runtime.groups import Channel, Groups
 from chimera.runtime.loss import LossFunction, num_samples
@@ -131,7 +131,13 @@ class Pipeline:
         self._evaluations: dict[int, Schedule] = {}
         self._running = self.schedule
         self.watch = (
-            Watch(groups.store, groups.rank, groups.size, lambda: self._executor.position)
+            Watch(
+                groups.store,
+                groups.rank,
+                groups.size,
+                here=self._here,
+                end_waits=groups.abort,
+            )
             if groups.store is not None
             else None
         )
@@ -182,9 +188,7 @@ class Pipeline:
             totals, factor = self._account.count(goals, specs, counts)
             self._reduction.begin(accumulate=self._account.runs > 0, factor=factor)
             run = Run(batches, goals, specs, keys, schedule.microbatch_to_route, totals)
-            self._actions.begin(run)
-            self._executor.run(self._program(schedule), self._actions.training)
-            self._actions.finish()
+            self._execute(run, schedule, self._actions.training)
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
         return loss
@@ -202,9 +206,7 @@ class Pipeline:
         with self._watched("evaluation", schedule), self._evaluation_mode(), torch.no_grad():
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = Run(batches, goals, specs, None, schedule.microbatch_to_route, {})
-            self._actions.begin(run)
-            self._executor.run(self._program(schedule), self._actions.evaluation)
-            self._actions.finish()
+            self._execute(run, schedule, self._actions.evaluation)
             return self._account.evaluation_total(run.sums(), first_route=schedule.microbatch_to_route[0])
 
     @property
@@ -263,8 +265,22 @@ class Pipeline:
             self._evaluations[m] = lower(forward_only(self.schedule, m), reduce=None)
         return self._evaluations[m]
 
-    def _program(self, schedule: Schedule) -> tuple[Action, ...]:
-        return tuple(flatten(schedule.actions[self.groups.pipeline_rank]))
+    def _execute(self, run: Run, schedule: Schedule, handlers: Handlers) -> None:
+        """Run this rank's program, and wait for what it leaves under way."""
+        self._actions.begin(run)
+        # No pair is left in it.
+        program = cast("tuple[Action, ...]", schedule.actions[self.groups.pipeline_rank])
+        self._executor.run(program, handlers)
+        if self.watch is not None:
+            self.watch.activity += ", waiting for reductions and sends under way"
+        self._actions.finish()
+
+    def _here(self) -> tuple[int | None, str | None]:
+        """Return this rank's place in its program and the action there; asked from another thread."""
+        position, program = self._executor.position, self._running.actions[self.groups.pipeline_rank]
+        if position is None or position >= len(program):
+            return None, None
+        return position, str(program[position])
 
     @contextmanager
     def _evaluation_mode(self) -> Iterator[None]:

@@ -1,9 +1,11 @@
 """What every rank is doing, for the moment when one of them dies or stalls.
 
 Each rank publishes its position in the program once a second, from a thread, to the job's store. When a wait fails, the
-first rank to notice collects the positions and prints the grid with a marker at the action each rank is at.
+first rank to notice collects the positions and prints the grid with a marker at the action each rank is at. The threads
+of the others hear of it there and end their waits, so that no rank waits for one that waits for the one that is lost.
 """
 
+import atexit
 import json
 import threading
 import time
@@ -14,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 __all__ = ["Position", "Watch"]
 
+_REPORT = "report"
 _INTERVAL_S = 1.0
 _SETTLE_S = 1.5
 """How long the reporting rank waits for the others' last positions."""
@@ -21,10 +24,11 @@ _SETTLE_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a rank is: what it is busy with, its place in the program if it runs one, and when it said so."""
+    """Where a rank is: what it is busy with, its place in the program and the action there, and when it said so."""
 
     activity: str
     position: int | None
+    action: str | None
     time_s: float
 
 
@@ -34,26 +38,39 @@ class Watch:
     Args:
         store: the job's store.
         rank, size: this rank and how many there are.
-        position: asked for the place in the program, or None between programs.
+        here: asked for the place in the program and the action there, both None between programs.
+        end_waits: called from the thread when some rank reports a failure.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, position: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        *,
+        here: Callable[[], tuple[int | None, str | None]],
+        end_waits: Callable[[], None],
+    ) -> None:
         self.activity = "starting"
         self._store = PrefixStore("watch", store)
         self._rank = rank
         self._size = size
-        self._position = position
+        self._here = here
+        self._end_waits = end_waits
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chimera-watch", daemon=True)
         self._thread.start()
+        # A thread that is inside the store when the interpreter goes down would take the process with it.
+        atexit.register(self.close)
 
     def publish(self) -> None:
         """Tell the store where this rank is."""
-        here = Position(self.activity, self._position(), time.time())
-        self._store.set(f"position/{self._rank}", json.dumps(asdict(here)))
+        place = Position(self.activity, *self._here(), time.time())
+        self._store.set(f"position/{self._rank}", json.dumps(asdict(place)))
 
     def close(self) -> None:
         """Stop publishing."""
+        atexit.unregister(self.close)
         self._stop.set()
         self._thread.join(timeout=2 * _INTERVAL_S)
 
@@ -72,7 +89,7 @@ class Watch:
             RuntimeError: the store itself is gone.
         """
         self.publish()
-        if self._store.add("report", 1) != 1:
+        if self._store.add(_REPORT, 1) != 1:
             return False
         time.sleep(_SETTLE_S)
         return True
@@ -81,6 +98,9 @@ class Watch:
         while not self._stop.is_set():
             try:
                 self.publish()
+                if self._store.check([_REPORT]):
+                    self._end_waits()
+                    return
             except RuntimeError:
                 # The store went away with the job; the main thread's own wait tells the user why.
                 return

@@ -4,18 +4,13 @@ import io
 import re
 import subprocess
 import sys
-from types import MappingProxyType
-from typing import Annotated
 
 import pytest
-from tyro.conf import Positional
 
 import chimera
 import chimera.cli.main
 from chimera.cli.commands import COMMANDS, Command, find_command
 from chimera.cli.main import describe, main
-from chimera.cli.options import Flag
-from chimera.cli.overrides import Overrides, split_overrides
 from chimera.errors import ConfigError, InfeasibleError, RunError, UsageError
 
 CHIMERA = [sys.executable, "-m", "chimera"]
@@ -26,7 +21,6 @@ def fails_with(error):
 
     class Failing:
         name = "fail"
-        overrides = False
 
         @staticmethod
         def load():
@@ -170,44 +164,21 @@ def test_descriptions_are_wrapped_and_keep_examples(monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "seen"),
-    [
-        (["a.toml", "--run.steps", "20", "--loud"], ("a.toml", {"run.steps": "20"}, True)),
-        (["--optimizer.peak-lr=-1", "a.toml"], ("a.toml", {"optimizer.peak_lr": "-1"}, False)),
-        (["a.toml"], ("a.toml", {}, False)),
-    ],
-)
-def test_overrides_reach_a_command_that_takes_them(monkeypatch, words, seen):
-    """``--section.key value`` comes as a mapping; the command's own options are parsed as ever."""
-    calls = []
-
-    def train(config: Annotated[str, Positional], *, loud: Flag = False, overrides: Overrides = MappingProxyType({})):
-        """Train."""
-        calls.append((config, dict(overrides), loud))
-
-    class Train:
-        name = "train"
-        overrides = True
-        load = staticmethod(lambda: train)
-
-    monkeypatch.setattr(chimera.cli.main, "find_command", lambda words: (Train, list(words[1:])))
-    assert main(["train", *words]) == 0
-    assert calls == [seen]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--run.steps"], "--run.steps has no value; needed: --run.steps VALUE"),
-        (["--run.steps", "--json"], "--run.steps has no value; needed: --run.steps VALUE"),
-        (["--run.steps=1", "--run.steps", "2"], "--run.steps is given twice, as '1' and '2'; leave one out"),
-    ],
-)
-def test_an_override_has_one_value(words, message):
-    """An override without a value, or with two, is refused."""
-    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
-        split_overrides(words)
+def test_errors_are_wrapped_on_a_terminal(monkeypatch, capsys):
+    """On a terminal the sentences of an error fit its width; lines of the grid, and all elsewhere, stay whole."""
+    message = (
+        "it needs 0F0, which stands at position 1 of the same rank; move it\nrank 0    1F0 <-- HERE  0F0  0B0  1B0"
+    )
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(chimera.cli.main, "find_command", fails_with(UsageError(message)))
+    assert main(["fail"]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["fail"]) == 2
+    assert capsys.readouterr().err == (
+        "error: it needs 0F0, which stands at\n  position 1 of the same rank; move it\n"
+        "rank 0    1F0 <-- HERE  0F0  0B0  1B0\n"
+    )
 
 
 def test_a_row_of_the_table_loads_its_function():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from chimera.ir.memory import peak_activations
+from chimera.errors import UsageError
+from chimera.ir.memory import over_limit, peak_activations
 from chimera.ir.schedule import Schedule
 
 
@@ -30,3 +31,10 @@ def test_half_micro_batches_hold_half():
     whole = Schedule.from_text(["0F0 0F1 0B0 0B1"], routes=[[0]])
     half = Schedule(whole.name, whole.placement, whole.microbatch_to_route, whole.actions, 0.5)
     assert (peak_activations(whole), peak_activations(half)) == ((2.0,), (1.0,))
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, float("nan")])
+def test_a_limit_that_nothing_can_be_held_against_is_refused(limit):
+    """A limit of zero or less, or none that is a number, is a wrong option and not a broken schedule."""
+    with pytest.raises(UsageError, match=f"--memory-limit {limit:g}: needed: a number above 0"):
+        over_limit(Schedule.from_text(["0F0 0B0"], routes=[[0]]), limit)

@@ -62,6 +62,14 @@ def weights(config):
     return bert_to_huggingface(state, config)
 
 
+def random_batch():
+    return {
+        "input_ids": torch.randint(1, 60, (4, 20)),  # transformers gives the padding word 0 no gradient
+        "token_type_ids": torch.randint(2, (4, 20)),
+        "attention_mask": torch.ones(4, 20, dtype=torch.long),
+    }
+
+
 def run(model, batch, labels=None):
     hidden = model[0](batch["input_ids"], batch["token_type_ids"])
     for block in list(model)[1:-1]:
@@ -75,11 +83,7 @@ def test_logits_and_loss_equal_transformers(transformers, config):
     theirs = peer(transformers, config)
     ours = nn.Sequential(*bert_layers(config)).eval()
     ours.load_state_dict(bert_from_huggingface(theirs.state_dict(), config))
-    batch = {
-        "input_ids": torch.randint(1, 60, (4, 20)),  # transformers gives the padding word 0 no gradient
-        "token_type_ids": torch.randint(2, (4, 20)),
-        "attention_mask": torch.ones(4, 20, dtype=torch.long),
-    }
+    batch = random_batch()
     batch["attention_mask"][1, 12:] = 0
     labels = torch.where(torch.rand(4, 20) < 0.15, torch.randint(60, (4, 20)), -100)
     sentences = torch.tensor([0, 1, 1, 0])
@@ -99,11 +103,7 @@ def test_gradients_equal_transformers(transformers):
     theirs = peer(transformers, CONFIG)
     ours = nn.Sequential(*bert_layers(CONFIG)).eval()
     ours.load_state_dict(bert_from_huggingface(theirs.state_dict(), CONFIG))
-    batch = {
-        "input_ids": torch.randint(1, 60, (4, 20)),  # transformers gives the padding word 0 no gradient
-        "token_type_ids": torch.randint(2, (4, 20)),
-        "attention_mask": torch.ones(4, 20, dtype=torch.long),
-    }
+    batch = random_batch()
     labels = torch.where(torch.rand(4, 20) < 0.3, torch.randint(60, (4, 20)), -100)
     sentences = torch.tensor([0, 1, 1, 0])
     theirs(**batch, labels=labels, next_sentence_label=sentences).loss.backward()

@@ -4,7 +4,7 @@ import random
 from collections import defaultdict, deque
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from chimera.errors import ScheduleError
@@ -153,6 +153,7 @@ SEEDS = st.integers(0, 10**6)
 
 
 @given(SEEDS, st.sampled_from([1, 2, 3, None]), st.sampled_from([*REDUCTION_MODES, None]))
+@example(seed=3627, depth=1, reduce="eager")  # a reduction right before the consumer of a message
 @settings(deadline=None)
 def test_every_sound_schedule_is_lowered_and_runs(seed, depth, reduce):
     """Whatever the order and the routes: proved, lowered, and run to the end with nobody's data swapped."""

@@ -39,10 +39,10 @@ def test_commands_run_one_after_another(tmp_path, monkeypatch, capsys, text):
 
 
 def test_the_two_commands_come_first():
-    """The README's first shell block is two commands, the second of them the test suite."""
-    first, second = blocks(README, "bash")[0].splitlines()
-    assert first.startswith("uv run chimera ")
-    assert second == "uv run pytest"
+    """The README's first two shell blocks are a command each: the demonstration, then the test suite."""
+    first, second = blocks(README, "bash")[:2]
+    assert first == "pip install uv && uv run chimera demo\n"
+    assert second == "pip install uv && uv run pytest\n"
 
 
 def test_the_table_is_the_registrys():
@@ -55,10 +55,22 @@ def test_the_table_is_the_registrys():
 
 
 def test_the_python_example_runs():
-    """The README's Python runs as it stands, with warnings as errors."""
-    (example,) = blocks(README, "python")
+    """The README's first Python runs as it stands, with warnings as errors."""
+    example, _ = blocks(README, "python")
     done = subprocess.run([sys.executable, "-W", "error", "-c", example], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_training_script_runs_under_torchrun(tmp_path):
+    """The README's second Python trains as it stands on four ranks under torchrun, each with the same loss."""
+    _, example = blocks(README, "python")
+    script = tmp_path / "train.py"
+    script.write_text(example + "print(f'loss {float(loss):.3f}')\n", encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 0, done.stderr
+    losses = re.findall(r"loss (\S+)", done.stdout)
+    assert (len(losses), len(set(losses))) == (4, 1)
 
 
 def test_the_picture_is_there_and_small():

@@ -255,7 +255,7 @@ def train(group, case, steps):
         recompute=case["recompute"],
         reduce=case["reduce"],
         seed=SEED,
-        timeout_s=20.0,
+        timeout_s=60.0,
     )
     optimizer = torch.optim.AdamW([p for _, p in pipe.optimizer_parameters()], **ADAMW)
     history = []

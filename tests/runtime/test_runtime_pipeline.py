@@ -23,8 +23,8 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-def pipeline(group, layers, loss_fn, schedule, p, m, **options):
-    return Pipeline(layers, make_schedule(schedule, p, m), loss_fn, group, timeout_s=20.0, **options)
+def pipeline(group, layers, loss_fn, schedule, **options):
+    return Pipeline(layers, schedule, loss_fn, group, timeout_s=20.0, **options)
 
 
 def gradients_of(pipe):
@@ -65,7 +65,7 @@ def plain_batch(samples):
 
 
 def run_plain(group, schedule, p, m, options):
-    pipe = pipeline(group, plain_layers(), functional.mse_loss, schedule, p, m, **options)
+    pipe = pipeline(group, plain_layers(), functional.mse_loss, make_schedule(schedule, p, m), **options)
     loss = pipe.step(*plain_batch(11))
     pipe.close()
     return loss.item(), gradients_of(pipe)
@@ -109,7 +109,7 @@ def tokens():
 
 
 def run_tied(group, schedule, p):
-    pipe = pipeline(group, tied_layers(), token_loss, schedule, p, 3)
+    pipe = pipeline(group, tied_layers(), token_loss, make_schedule(schedule, p, 3))
     loss = pipe.step(*tokens())
     norm = pipe.gradient_norm()
     pipe.close()
@@ -135,7 +135,7 @@ def test_tied_weights_train_as_one(ranks, schedule, p):
 
 
 def names_and_stages(group):
-    pipe = pipeline(group, make_layers("mlp"), functional.mse_loss, "interleaved", 2, 2)
+    pipe = pipeline(group, make_layers("mlp"), functional.mse_loss, make_schedule("interleaved", 2, 2))
     pipe.close()
     return pipe.layer_to_stage, [name for name, _ in pipe.named_parameters()]
 
@@ -156,15 +156,13 @@ def test_parameters_are_named_as_in_the_whole_model(ranks):
 def weights_on_meta(group, schedule, p, seed):
     with torch.device("meta"):
         layers = bert_layers(runtime_cases.bert_config())
-    pipe = pipeline(
-        group, layers, make_loss("bert"), schedule, p, None if schedule.startswith("text") else 4, seed=seed
-    )
+    pipe = pipeline(group, layers, make_loss("bert"), make_schedule(schedule, p, 4), seed=seed)
     pipe.close()
     return snapshot(dict(pipe.named_parameters()))
 
 
 def test_weights_on_the_meta_device_do_not_depend_on_the_layout(ranks):
-    """Layers on the meta device are drawn from the seed alone: one hash over seven layouts, another for another seed."""
+    """Layers on the meta device are drawn from the seed alone: one hash over seven layouts, another for a new seed."""
     hashes = []
     layouts = [("1f1b", 1, 1, 3), ("1f1b", 4, 1, 3), ("gpipe", 2, 2, 3), ("interleaved", 4, 1, 3)]
     layouts += [("chimera-2-double", 4, 2, 3), ("text-lowered", 2, 2, 3), ("text-back", 2, 1, 3), ("1f1b", 2, 1, 4)]
@@ -182,11 +180,9 @@ def test_weights_on_the_meta_device_do_not_depend_on_the_layout(ranks):
 
 def other_weights_on_each_rank(group):
     torch.manual_seed(group.rank())
-    pipe = pipeline(group, tied_layers(), token_loss, "chimera-1-concatenate", 2, 2)
-    drawn = nn.Linear(6, 6).double()
-    layers = [nn.Embedding(7, 6).double(), drawn, nn.Linear(6, 6).double(), nn.BatchNorm1d(3).double()]
+    layers = [nn.Embedding(7, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.BatchNorm1d(3)]
     layers[3].running_mean[:] = group.rank()
-    pipe = pipeline(group, layers, functional.mse_loss, "chimera-1-concatenate", 2, 2)
+    pipe = pipeline(group, layers, functional.mse_loss, make_schedule("chimera-1-concatenate", 2, 2))
     pipe.close()
     weights = snapshot(dict(pipe.named_parameters()))
     return {name: hashable(array) for name, array in weights.items()}, layers[3].running_mean.tolist()
@@ -202,9 +198,9 @@ def test_replicas_start_equal_whatever_each_rank_brought(ranks):
 # Evaluation
 
 
-def train_with_evaluations(group, model, schedule, p, evaluations):
+def train_with_evaluations(group, model, schedule, p, *, evaluations):
     """Train with evaluations before, between accumulation runs, and after; each has another number of micro-batches."""
-    pipe = pipeline(group, make_layers(model), make_loss(model), schedule, p, 4, seed=SEED)
+    pipe = pipeline(group, make_layers(model), make_loss(model), make_schedule(schedule, p, 4), seed=SEED)
     numbers = iter((1, 2, 3, 5, 7, 4, 1))
     evaluated = []
 
@@ -214,7 +210,7 @@ def train_with_evaluations(group, model, schedule, p, evaluations):
 
     optimizer = torch.optim.AdamW([p for _, p in pipe.optimizer_parameters()], **runtime_cases.ADAMW)
     d, data_rank, losses = group.size() // p, group.rank() % (group.size() // p), []
-    counts = {name: 60.0 for name in (("mlm", "nsp") if model == "bert" else ("loss",))}
+    counts = dict.fromkeys(("mlm", "nsp") if model == "bert" else ("loss",), 60.0)
     evaluate()
     for step in range(3):
         for run in range(2):
@@ -233,17 +229,17 @@ def train_with_evaluations(group, model, schedule, p, evaluations):
 )
 def test_evaluation_leaves_training_alone(ranks, model, schedule, p, d):
     """Losses and weights are the same bits with seven evaluations in between as with none."""
-    with_them = ranks.run(p * d, train_with_evaluations, model, schedule, p, True)
-    without = ranks.run(p * d, train_with_evaluations, model, schedule, p, False)
+    with_them = ranks.run(p * d, train_with_evaluations, model, schedule, p, evaluations=True)
+    without = ranks.run(p * d, train_with_evaluations, model, schedule, p, evaluations=False)
     assert [(losses, weights) for losses, _, weights in with_them] == [(ls, ws) for ls, _, ws in without]
     evaluated = [values for _, values, _ in with_them]
     assert evaluated == [evaluated[0]] * (p * d)
     assert len(set(evaluated[0])) == 7
 
 
-def evaluate_once(group, model, schedule, p, number):
+def evaluate_once(group, model, schedule, p, *, number):
     """Evaluate before any training; then cut one tensor of two samples, fewer than the schedule's micro-batches."""
-    pipe = pipeline(group, make_layers(model), make_loss(model), schedule, p, 4)
+    pipe = pipeline(group, make_layers(model), make_loss(model), make_schedule(schedule, p, 4))
     loss = pipe.evaluate(*microbatches(model, 3, range(number)))
     terms = dict(pipe.terms)
     modes = [layer.training for layer in pipe._weights.layers.values()]
@@ -264,7 +260,7 @@ def plain_tensors():
 )
 def test_evaluation_equals_one_process_without_dropout(ranks, model, schedule, p, number):
     """The loss of any number of micro-batches is the serial one in evaluation mode, before any step; modes return."""
-    results = ranks.run(p, evaluate_once, model, schedule, p, number)
+    results = ranks.run(p, evaluate_once, model, schedule, p, number=number)
     layers = [layer.eval() for layer in make_layers(model)]
     loss_fn = make_loss(model)
     with torch.no_grad():
@@ -282,9 +278,9 @@ def test_evaluation_equals_one_process_without_dropout(ranks, model, schedule, p
 # Accumulation
 
 
-def accumulate(group, model, schedule, p, runs, counts):
-    """Run one step of several runs; return loss so far after each, gradients, and whether timelines name the actions."""
-    pipe = pipeline(group, make_layers(model), make_loss(model), schedule, p, 3, seed=SEED)
+def accumulate(group, model, schedule, p, *, runs, counts):
+    """Run one step of several runs; return loss so far after each, gradients, norm, and what the timelines name."""
+    pipe = pipeline(group, make_layers(model), make_loss(model), make_schedule(schedule, p, 3), seed=SEED)
     m, d = pipe.schedule.num_microbatches, group.size() // p
     losses, names = [], []
     for run in range(runs):
@@ -322,12 +318,12 @@ def counts_per_replica(model, m, d, runs):
         ("bert", "text-pairs", 2, 1, True),
     ],
 )
-def test_accumulated_runs_equal_one_batch(ranks, model, schedule, p, d, with_counts):
+def test_accumulated_runs_equal_one_batch(ranks, model, schedule, p, *, d, with_counts):
     """Three runs of m micro-batches, reduced at the last, equal one serial batch of them all; only the last counts."""
     runs, m = 3, make_schedule(schedule, p, 3).num_microbatches
     total = m * d * runs
     counts = counts_per_replica(model, m, d, runs) if with_counts else None
-    results = ranks.run(p * d, accumulate, model, schedule, p, runs, counts)
+    results = ranks.run(p * d, accumulate, model, schedule, p, runs=runs, counts=counts)
     layers = make_layers(model)
     pairs = list(zip(*microbatches(model, 0, range(total)), strict=True))
     keys = [(0, index) for index in range(total)]
@@ -344,7 +340,7 @@ def test_accumulated_runs_equal_one_batch(ranks, model, schedule, p, d, with_cou
 
 def accumulate_in_proportion(group):
     """Accumulate two terms whose counts double from run to run, without telling the counts."""
-    pipe = pipeline(group, make_layers("tuple"), make_loss("tuple"), "1f1b", 2, 2)
+    pipe = pipeline(group, make_layers("tuple"), make_loss("tuple"), make_schedule("1f1b", 2, 2))
     targets = microbatches("tuple", 0, [0, 2])[1]
     for run in range(3):
         loss = pipe.step(microbatches("tuple", 2 * run, [0, 2])[0], targets, last=run == 2)
@@ -374,7 +370,7 @@ def caller_stream(group):
     before = torch.get_rng_state()
     with torch.device("meta"):
         layers = bert_layers(runtime_cases.bert_config())
-    pipe = pipeline(group, layers, make_loss("bert"), "1f1b", 2, 3, recompute=True)
+    pipe = pipeline(group, layers, make_loss("bert"), make_schedule("1f1b", 2, 3), recompute=True)
     batch = microbatches("bert", 0, range(3), torch.float32)
     pipe.step(*batch)
     pipe.evaluate(*batch)
@@ -389,7 +385,7 @@ def test_the_callers_random_stream_is_left_alone(ranks):
 
 
 def train_with_zero_grad(group, zero_grad):
-    pipe = pipeline(group, make_layers("bert"), make_loss("bert"), "chimera-1-concatenate", 2, 2)
+    pipe = pipeline(group, make_layers("bert"), make_loss("bert"), make_schedule("chimera-1-concatenate", 2, 2))
     optimizer = torch.optim.AdamW([p for _, p in pipe.optimizer_parameters()], **runtime_cases.ADAMW)
     losses = []
     for step in range(3):
@@ -409,7 +405,7 @@ def test_zero_grad_is_harmless(ranks):
 
 
 def step_in_order(group, order, schedule):
-    pipe = pipeline(group, make_layers("bert"), make_loss("bert"), schedule, 2, len(order), seed=SEED)
+    pipe = pipeline(group, make_layers("bert"), make_loss("bert"), make_schedule(schedule, 2, len(order)), seed=SEED)
     loss = pipe.step(*microbatches("bert", 0, order), microbatch_indices=order)
     pipe.close()
     return loss.item(), gradients_of(pipe)
@@ -429,7 +425,7 @@ def test_dropout_follows_the_number_a_micro_batch_is_given(ranks):
 
 
 def mean_of_uneven_micro_batches(group):
-    pipe = pipeline(group, [nn.Identity(), nn.Identity()], functional.mse_loss, "1f1b", 2, 2)
+    pipe = pipeline(group, [nn.Identity(), nn.Identity()], functional.mse_loss, make_schedule("1f1b", 2, 2))
     inputs = [torch.tensor([[0.0]]), torch.tensor([[0.0], [0.0], [0.0]])]
     targets = [torch.tensor([[2.0]]), torch.tensor([[1.0], [1.0], [1.0]])]
     losses = pipe.step(inputs, targets).item(), pipe.evaluate(inputs, targets).item()
@@ -443,7 +439,7 @@ def test_a_mean_weighs_a_micro_batch_by_its_samples(ranks):
 
 
 def without_labels(group, all_micro_batches):
-    pipe = pipeline(group, make_layers("tuple"), make_loss("tuple"), "1f1b", 2, 3)
+    pipe = pipeline(group, make_layers("tuple"), make_loss("tuple"), make_schedule("1f1b", 2, 3))
     inputs, targets = microbatches("tuple", 0, range(3))
     for target in targets if all_micro_batches else targets[:1]:
         target["labels"][:] = runtime_cases.IGNORED
@@ -467,8 +463,8 @@ def test_micro_batches_without_labels_add_nothing(ranks):
 # Timelines
 
 
-def measured(group, schedule, p, evaluation):
-    pipe = pipeline(group, make_layers("mlp"), make_loss("mlp"), schedule, p, 4)
+def measured(group, schedule, p, *, evaluation):
+    pipe = pipeline(group, make_layers("mlp"), make_loss("mlp"), make_schedule(schedule, p, 4))
     batch = microbatches("mlp", 0, range(pipe.schedule.num_microbatches))
     pipe.step(*batch)
     if evaluation:
@@ -490,7 +486,7 @@ def measured(group, schedule, p, evaluation):
 )
 def test_the_timeline_covers_every_action(ranks, schedule, p, d):
     """Each computation and each send has one span, each receive one wait; they are in order and within the step."""
-    results = ranks.run(p * d, measured, schedule, p, False)
+    results = ranks.run(p * d, measured, schedule, p, evaluation=False)
     spans, unit, makespan, bubble, programs = results[0]
     assert unit == "s"
     assert 0 < makespan < 20
@@ -516,6 +512,6 @@ def test_the_timeline_covers_every_action(ranks, schedule, p, d):
 
 def test_the_timeline_of_an_evaluation_holds_forwards_only(ranks):
     """After an evaluation the timeline is the evaluation's."""
-    spans, *_ = ranks.run(2, measured, "1f1b", 2, True)[0]
+    spans, *_ = ranks.run(2, measured, "1f1b", 2, evaluation=True)[0]
     computed = {(rank, action) for rank, lane, action, _, _ in spans if lane == "COMPUTE"}
     assert computed == {(rank, f"{rank}F{microbatch}") for rank in range(2) for microbatch in range(4)}

@@ -61,7 +61,7 @@ def test_no_value_is_written_as_none(tmp_path):
 
 
 def test_overrides_are_typed_by_their_option(tmp_path):
-    """Text becomes the option's type: numbers, truth values, choices, lists, and text even where it looks like a number."""
+    """Text becomes the option's type: number, truth value, choice, list, and text even if it looks like a number."""
     config = small_config(
         tmp_path,
         train__steps="1_000",

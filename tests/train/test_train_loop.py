@@ -11,6 +11,7 @@ from small_runs import small_config
 from chimera.cli.training import run_local
 from chimera.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from chimera.ir.action import Kind
+from chimera.ir.timeline import Lane
 from chimera.timeline import read_timeline
 from chimera.train.checkpoint import load_tensors
 from chimera.train.config_file import load_config
@@ -82,7 +83,8 @@ def test_a_run_is_reported_as_it_goes(whole):
 def test_the_timeline_is_the_last_steps(folder, whole):
     """The measured timeline has every forward and backward of both stages, and is the one on disk."""
     result, _ = whole
-    actions = [span.action for rank in range(2) for span in result.timeline.spans(rank)]
+    spans = [span for rank in range(2) for span in result.timeline.spans(rank)]
+    actions = [span.action for span in spans if span.lane is Lane.COMPUTE]
     for kind in (Kind.F, Kind.B):
         found = sorted((action.stage, action.microbatch) for action in actions if action.kind is kind)
         assert found == [(stage, microbatch) for stage in range(2) for microbatch in range(4)]
@@ -92,7 +94,7 @@ def test_the_timeline_is_the_last_steps(folder, whole):
 
 @pytest.mark.parametrize("step", [2, 4])
 def test_resuming_gives_the_same_bits(folder, whole, step):
-    """A run that was killed and resumed has the figures, the weights and the moments of one that was not, bit for bit."""
+    """A run that was killed and resumed has the figures, weights and moments of one that was not, bit for bit."""
     result, _ = whole
     out = folder / f"resumed{step}"
     shutil.copytree(folder / "whole", out)
@@ -146,7 +148,7 @@ def test_checkpoints_hold_every_parameter_once(whole):
 )
 def test_the_layout_does_not_change_the_run(folder, whole, change):
     """Another schedule, accumulation, replicas or a single rank train on the same samples with the same dropout."""
-    out = folder / "-".join(str(value) for value in change.values())
+    out = folder / "-".join(f"{name}{value}" for name, value in change.items())
     result = run_local(small_config(folder, train__out=out, train__steps=3, **change))
     for row, expected in zip(losses(out), losses(folder / "whole"), strict=False):
         assert row == pytest.approx(expected, rel=2e-4)
@@ -172,7 +174,7 @@ def test_bf16_keeps_weights_in_fp32(folder, whole):
 
 
 def test_clipping_is_by_the_global_norm(folder, whole):
-    """SGD with the norm clipped to c moves the weights by at most lr · c, and the row keeps the norm before clipping."""
+    """SGD with the norm clipped to c moves the weights by at most lr · c; the row keeps the norm before clipping."""
     options = {
         "optimizer__name": "sgd",
         "optimizer__weight_decay": 0,
@@ -196,7 +198,7 @@ def test_clipping_is_by_the_global_norm(folder, whole):
         (
             {"optimizer__learning_rate": "1e30", "optimizer__clip_norm": "none", "learning_rate__warmup_steps": 0},
             NonFiniteError,
-            r"step 2: loss nan \(mlm nan, nsp nan\).*no checkpoint yet.*--optimizer.learning-rate .*--optimizer.clip-norm 1",
+            r"step 2: loss nan \(mlm nan, nsp nan\).*no checkpoint yet.*--optimizer.learning-rate .*clip-norm",
         ),
         ({"data__corpus": "no/such.txt"}, DataError, r"corpus no/such.txt does not exist"),
         ({"data__vocab_size": 3000, "model__vocab_size": 3000}, DataError, r"set data.vocab_size to \d+ or less"),

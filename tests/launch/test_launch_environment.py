@@ -1,0 +1,56 @@
+"""What other launchers say of a rank's place."""
+
+import pytest
+
+from chimera.errors import RunError, UsageError
+from chimera.launch import Place, connected, place_from_environment
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_no_launcher():
+    """Without RANK and WORLD_SIZE the process starts its ranks itself, whatever else is set."""
+    assert place_from_environment({"MASTER_ADDR": "node0", "LOCAL_RANK": "3"}) is None
+
+
+def test_torchruns_variables():
+    """The place is what the variables say; the local rank is the rank where nothing else is said."""
+    assert place_from_environment(TORCHRUN) == Place(rank=5, size=8, local_rank=1, local_size=4)
+    short = {name: value for name, value in TORCHRUN.items() if not name.startswith("LOCAL")}
+    assert place_from_environment(short) == Place(rank=5, size=8, local_rank=5, local_size=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"MASTER_ADDR": ""},
+            r"sets RANK and WORLD_SIZE and MASTER_PORT but not MASTER_ADDR.*start it by torchrun, or",
+        ),
+        ({"WORLD_SIZE": ""}, r"but not WORLD_SIZE"),
+        ({"RANK": "eight"}, r"variable RANK is 'eight'; needed: a whole number"),
+        ({"RANK": "8"}, r"RANK is 8 with WORLD_SIZE 8; needed: a rank in 0…7"),
+        ({"LOCAL_WORLD_SIZE": "x"}, r"variable LOCAL_WORLD_SIZE is 'x'"),
+    ],
+)
+def test_a_half_set_environment_is_refused(change, message):
+    """Variables that do not make up a place are named."""
+    with pytest.raises(UsageError, match=message):
+        place_from_environment(TORCHRUN | change)
+
+
+def test_a_store_that_does_not_answer():
+    """A rank that finds no job gives up after the time-out and says which option to raise."""
+    place = Place(rank=1, size=2, local_rank=1, local_size=2, port=1)
+    with (
+        pytest.raises(RunError, match=r"rank 1 could not join the job: .*--runtime.timeout-s \(0.5\)"),
+        connected(place, timeout_s=0.5),
+    ):
+        pass

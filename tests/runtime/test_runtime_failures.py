@@ -1,0 +1,102 @@
+"""A rank that dies or stalls ends the job in bounded time, and the last words say what every rank was doing."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import chimera
+
+PROGRAM = Path(__file__).with_name("runtime_victim.py")
+AFTER_A_DEATH_S = 10.0
+AFTER_THE_TIME_OUT_S = 10.0
+STARTER = -1
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: exit code and seconds after the victim's fate by rank, and each rank's last words."""
+
+    codes: dict
+    after_s: dict
+    words: dict
+
+
+@pytest.fixture
+def run_job(tmp_path):
+    """Run jobs of their own processes, none of which is left behind."""
+
+    def run(world, victim, *, fate, timeout_s, host=STARTER):
+        path = os.pathsep.join([str(Path(chimera.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, str(PROGRAM), str(tmp_path)]
+        command += [str(argument) for argument in (world, victim, fate, timeout_s, host)]
+        process = subprocess.Popen(
+            command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        try:
+            output, _ = process.communicate(timeout=90)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        assert process.returncode == 0
+        ended = {int(rank): how for rank, how in json.loads(output).items()}
+        return Ended(
+            {rank: code for rank, (code, _) in ended.items() if rank != victim},
+            {rank: after for rank, (_, after) in ended.items() if rank != victim},
+            {rank: (tmp_path / f"{rank}.err").read_text() for rank in range(world) if rank != victim},
+        )
+
+    return run
+
+
+def assert_all_gave_up(ended, others, limit_s):
+    """Every other rank ended in time with exit code 1 and a named error."""
+    assert ended.codes == dict.fromkeys(others, 1), ended.words
+    assert max(ended.after_s.values()) < limit_s
+    for rank, words in ended.words.items():
+        assert re.search(rf"StalledError: rank {rank} gave up: \w+", words), words
+
+
+def assert_one_report(ended, world, victim, action):
+    """One rank printed the grid, marked, and what each rank was doing; the victim's action is named."""
+    reports = [words for words in ended.words.values() if "what every rank was doing:" in words]
+    assert len(reports) == 1, ended.words
+    (report,) = reports
+    assert re.search(r"position +\S+ +\d", report)
+    assert report.count("<-- HERE") >= 1
+    doing = dict(re.findall(r"^(?:\[rank\d\]: )?  rank (\d+): (.*)$", report, re.MULTILINE))
+    assert sorted(doing) == [str(rank) for rank in range(world)]
+    for text in doing.values():
+        assert re.fullmatch(r"step 2, (at action \d+: \w+|waiting for reductions and sends under way)", text), report
+    assert re.fullmatch(rf"step 2, at action \d+: {action}", doing[str(victim)]), report
+
+
+@pytest.mark.parametrize(("world", "victim", "action"), [(4, 2, "2F1"), (8, 1, "0F1")])
+def test_a_killed_rank_ends_the_job(run_job, world, victim, action):
+    """SIGKILL in the middle of a step, with one or two replicas: the others exit within ten seconds and name it."""
+    ended = run_job(world, victim, fate="kill", timeout_s=300)
+    assert_all_gave_up(ended, set(range(world)) - {victim}, AFTER_A_DEATH_S)
+    assert_one_report(ended, world, victim, action)
+
+
+@pytest.mark.parametrize("fate", ["stop", "sleep"])
+def test_a_stalled_rank_ends_the_job_within_the_time_out(run_job, fate):
+    """A rank that is stopped or sleeps: the others exit within the time-out and ten seconds, and name its action."""
+    ended = run_job(4, 1, fate=fate, timeout_s=3)
+    assert_all_gave_up(ended, {0, 2, 3}, 3 + AFTER_THE_TIME_OUT_S)
+    assert_one_report(ended, 4, 1, "1F1")
+
+
+def test_the_death_of_the_rank_that_hosts_the_store_ends_the_job(run_job):
+    """Without the store nobody can say what the others did, but all exit within ten seconds, and say that."""
+    ended = run_job(4, 0, fate="kill", timeout_s=300, host=0)
+    assert_all_gave_up(ended, {1, 2, 3}, AFTER_A_DEATH_S)
+    assert any("the job's store is gone too" in words for words in ended.words.values())
