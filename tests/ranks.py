@@ -8,6 +8,7 @@ plain values or arrays. Any failure replaces the whole pool, so no test meets wh
 The module knows nothing of pipelines. Nothing starts before the first ``run``; ``close`` leaves no process behind.
 """
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -146,6 +147,7 @@ def _serve(rank, size, connection):
         connection.send(store.port)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=START_S))
     connection.send("ready")
+    gc.freeze()
     while True:
         try:
             connection.send(_answer(*connection.recv()))
@@ -168,4 +170,7 @@ def _answer(path, n, function, args, options):
         dist.destroy_process_group(group)
     except BaseException:  # noqa: BLE001 - pytest's outcomes are no Exceptions
         return False, traceback.format_exc()
+    finally:
+        # Connections of a call go with the objects that hold them, now rather than some calls later.
+        gc.collect()
     return True, result

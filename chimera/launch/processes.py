@@ -29,8 +29,6 @@ Main = Callable[[Place, Tell], Any]
 
 _LAST_WORDS_S: Final = 3.5
 """How long ranks may go on after the first failure: a survivor gathers for 1.5 s what every rank was doing."""
-_ENDING_S: Final = 2.0
-"""From the polite signal to the one that cannot be refused."""
 
 
 def start_method() -> ForkServerContext:
@@ -81,6 +79,11 @@ class _Job:
             rank.error is not None for rank in self.ranks
         )
 
+    @property
+    def has_report(self) -> bool:
+        """Whether a rank that waited in vain has told what all were doing; the others say one line."""
+        return any(isinstance(rank.error, StalledError) and "\n" in str(rank.error) for rank in self.ranks)
+
     def listen(self, timeout_s: float | None) -> None:
         """Hear every rank that has something to say, waiting up to ``timeout_s`` for the first."""
         by_connection = {rank.connection: rank for rank in self.open}
@@ -103,16 +106,12 @@ class _Job:
             self.on_message(rank.number, content)
 
     def end(self) -> None:
-        """End every process that still runs."""
+        """End every process that still runs, a stopped one too; files are never half-written, so it may be sudden."""
         for rank in self.ranks:
-            if rank.process.is_alive():
-                rank.process.terminate()
-        deadline = time.monotonic() + _ENDING_S
-        for rank in self.ranks:
-            rank.process.join(max(0.0, deadline - time.monotonic()))
             if rank.process.is_alive():
                 rank.process.kill()
-                rank.process.join()
+        for rank in self.ranks:
+            rank.process.join()
             rank.connection.close()
 
 
@@ -134,19 +133,21 @@ def watch(main: Main, places: Sequence[Place], *, on_message: Callable[[int, Any
 
 
 def _hear_out(job: _Job) -> None:
+    """Listen until one rank has told what all were doing, every rank has ended, or time is up."""
     deadline = time.monotonic() + _LAST_WORDS_S
-    while job.open and (left := deadline - time.monotonic()) > 0:
+    while job.open and not job.has_report and (left := deadline - time.monotonic()) > 0:
         job.listen(left)
     for rank in job.ranks:
         if rank.connection.closed:
-            rank.process.join(_ENDING_S)
+            # It has said its last, so its exit code is near.
+            rank.process.join(max(0.0, deadline - time.monotonic()))
 
 
 def _cause(ranks: Sequence[_Rank]) -> BaseException:
     """Return the error to raise: a death before what its peers noticed, an error of its own before a stall."""
     errors = [rank.error for rank in ranks if rank.error is not None]
-    # Of several ranks that waited in vain, one has gathered what all were doing; its report is the longest.
-    stalled = max((e for e in errors if isinstance(e, StalledError)), key=lambda e: len(str(e)), default=None)
+    # Of several ranks that waited in vain, one has gathered what all were doing; its report has the most lines.
+    stalled = max((e for e in errors if isinstance(e, StalledError)), key=lambda e: str(e).count("\n"), default=None)
     dead = [r for r in ranks if r.connection.closed and not r.finished and r.error is None]
     if dead:
         deaths = "\n".join(f"rank {rank.number} {_how_it_ended(rank.process.exitcode)}" for rank in dead)

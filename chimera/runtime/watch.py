@@ -5,7 +5,6 @@ first rank to notice collects the positions and prints the grid with a marker at
 of the others hear of it there and end their waits, so that no rank waits for one that waits for the one that is lost.
 """
 
-import atexit
 import json
 import threading
 import time
@@ -18,6 +17,8 @@ __all__ = ["Position", "Watch"]
 
 _REPORT = "report"
 _INTERVAL_S = 1.0
+_NAP_S = 0.1
+"""How soon the thread notices that it is to end."""
 _SETTLE_S = 1.5
 """How long the reporting rank waits for the others' last positions."""
 
@@ -58,10 +59,8 @@ class Watch:
         self._here = here
         self._end_waits = end_waits
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="chimera-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="chimera-watch", daemon=False)
         self._thread.start()
-        # A thread that is inside the store when the interpreter goes down would take the process with it.
-        atexit.register(self.close)
 
     def publish(self) -> None:
         """Tell the store where this rank is."""
@@ -70,9 +69,8 @@ class Watch:
 
     def close(self) -> None:
         """Stop publishing."""
-        atexit.unregister(self.close)
         self._stop.set()
-        self._thread.join(timeout=2 * _INTERVAL_S)
+        self._thread.join()
 
     def positions(self) -> Sequence[Position | None]:
         """Return the last published position of every rank, None for a rank that never published."""
@@ -95,7 +93,13 @@ class Watch:
         return True
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        # Not a daemon: caught inside the store as the interpreter goes down, one would take the process with it. This
+        # one ends with the main thread.
+        due = 0.0
+        while not self._stop.wait(_NAP_S) and threading.main_thread().is_alive():
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + _INTERVAL_S
             try:
                 self.publish()
                 if self._store.check([_REPORT]):
@@ -104,4 +108,3 @@ class Watch:
             except RuntimeError:
                 # The store went away with the job; the main thread's own wait tells the user why.
                 return
-            self._stop.wait(_INTERVAL_S)

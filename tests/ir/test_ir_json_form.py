@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chimera.errors import FormatError
@@ -194,6 +194,7 @@ def places(value, path=()):
 
 
 @given(data=st.data())
+@settings(deadline=None)
 def test_any_replaced_value_is_read_or_refused_by_name(data):
     """Whatever stands anywhere in the file, reading ends in a schedule that round-trips or in a FormatError."""
     tree = json.loads(to_json(two_routes()))

@@ -1,7 +1,7 @@
 """The text form of a whole schedule."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chimera.errors import FormatError
@@ -76,6 +76,7 @@ LINES = st.sampled_from(
 
 
 @given(st.lists(LINES | st.text(max_size=5), max_size=6).map("\n".join))
+@settings(deadline=None)
 def test_any_text_is_read_or_refused_by_name(text):
     """Reading ends in a schedule that round-trips or in a FormatError."""
     try:
