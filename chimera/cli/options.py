@@ -59,11 +59,13 @@ class Sizes:
     microbatches: _Count = None
     """micro-batches m of one step"""
     chunks: _Count = None
-    """model chunks v per rank (interleaved)"""
+    """model chunks v per rank (interleaved, interleaved-zb, looped-bfs)"""
     pairs: _Count = None
     """pairs f of opposite pipelines (chimera)"""
     unit: _UnitOption = None
     """how a step of more than p micro-batches is made (chimera)"""
+    waves: _Count = None
+    """times w that a route goes down the ranks and up again (hanayo, bitpipe)"""
 
 
 @dataclass(frozen=True, slots=True)

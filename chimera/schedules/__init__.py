@@ -1,17 +1,30 @@
 """Floor 2: one pure function per published schedule, and the registry that finds them by name."""
 
+from chimera.schedules.bitpipe import bitpipe
 from chimera.schedules.chimera import chimera
+from chimera.schedules.families import ScheduleFamily
+from chimera.schedules.gems import gems
 from chimera.schedules.gpipe import gpipe
+from chimera.schedules.hanayo import hanayo
 from chimera.schedules.interleaved import interleaved
+from chimera.schedules.looped_bfs import looped_bfs
 from chimera.schedules.one_f_one_b import one_f_one_b
-from chimera.schedules.registry import SCHEDULES, ScheduleFamily, build_schedule
+from chimera.schedules.registry import SCHEDULES, build_schedule
+from chimera.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 __all__ = [
     "SCHEDULES",
     "ScheduleFamily",
+    "bitpipe",
     "build_schedule",
     "chimera",
+    "gems",
     "gpipe",
+    "hanayo",
     "interleaved",
+    "interleaved_zb",
+    "looped_bfs",
     "one_f_one_b",
+    "zb_h1",
+    "zb_h2",
 ]

@@ -5,12 +5,23 @@ It knows no schedule. Options are named as the command line names them, so that 
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from operator import itemgetter
 
 from chimera.errors import UsageError
 from chimera.ir.action import Action, Kind
+from chimera.ir.collector import collector_paused
 from chimera.ir.schedule import Placement
 
-__all__ = ["actions", "linear", "merge_1f1b", "nearest", "require_counts"]
+__all__ = [
+    "actions",
+    "linear",
+    "merge_1f1b",
+    "nearest",
+    "require_counts",
+    "require_even_ranks",
+    "slot_programs",
+    "wave_route",
+]
 
 
 def require_counts(schedule: str, **counts: int) -> None:
@@ -42,9 +53,54 @@ def nearest(value: int, legal: Iterable[int]) -> str:
     return " or ".join(map(str, below + above))
 
 
+def require_even_ranks(schedule: str, ranks: int) -> None:
+    """Refuse an odd number of ranks, on which two directions do not mirror each other.
+
+    Raises:
+        UsageError: with the even numbers next to it.
+    """
+    if ranks % 2:
+        legal = nearest(ranks, (n for n in (ranks - 1, ranks + 1) if n >= 2))
+        why = "one rank has no opposite direction" if ranks == 1 else "the two directions meet between two ranks"
+        raise UsageError(f"{schedule}: got --ranks {ranks}; needed: an even number, as {why}; try --ranks {legal}")
+
+
 def linear(ranks: int, chunks: int = 1) -> Placement:
     """Place stage ``s`` of ``ranks`` × ``chunks`` stages on rank ``s`` mod ``ranks``, on one route."""
     return Placement(ranks, (tuple(range(ranks)) * chunks,))
+
+
+def wave_route(ranks: int, waves: int = 1) -> tuple[int, ...]:
+    """Return the rank of each of 2·``waves``·``ranks`` stages that go down the ranks and up again, ``waves`` times.
+
+    >>> wave_route(3), wave_route(2, waves=2)
+    ((0, 1, 2, 2, 1, 0), (0, 1, 1, 0, 0, 1, 1, 0))
+    """
+    down = tuple(range(ranks))
+    return (*down, *reversed(down)) * waves
+
+
+def slot_programs(
+    placement: Placement, microbatch_to_route: Sequence[int], starts: Sequence[int]
+) -> tuple[tuple[Action, ...], ...]:
+    """Order each rank's F and B by slot, where each micro-batch runs through all S stages and back without a pause.
+
+    A micro-batch that starts in slot t runs F(s) in slot t + s and B(s) in slot t + 2S − 1 − s; two actions that share
+    a slot of a rank run in order of their micro-batches.
+
+    >>> for program in slot_programs(Placement(2, ((0, 1, 1, 0),)), [0, 0], starts=[0, 2]):
+    ...     print(" ".join(map(str, program)))
+    0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1
+    1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1
+    """
+    timetable: list[list[tuple[int, Action]]] = [[] for _ in range(placement.num_ranks)]
+    last = 2 * placement.num_stages - 1
+    with collector_paused():
+        for microbatch, (route, start) in enumerate(zip(microbatch_to_route, starts, strict=True)):
+            for stage, rank in enumerate(placement.routes[route]):
+                timetable[rank].append((start + stage, Action(Kind.F, stage, microbatch)))
+                timetable[rank].append((start + last - stage, Action(Kind.B, stage, microbatch)))
+        return tuple(tuple(action for _, action in sorted(slots, key=itemgetter(0))) for slots in timetable)
 
 
 def actions(kind: Kind, stages: Iterable[int], microbatches: Iterable[int]) -> list[Action]:

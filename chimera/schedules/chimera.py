@@ -12,7 +12,7 @@ from chimera.errors import UsageError, nearest_names
 from chimera.ir.action import Action, Kind
 from chimera.ir.collector import collector_paused
 from chimera.ir.schedule import Placement, Schedule
-from chimera.schedules.building import nearest, require_counts
+from chimera.schedules.building import nearest, require_counts, require_even_ranks
 
 __all__ = ["UNITS", "Unit", "chimera"]
 
@@ -120,10 +120,7 @@ def _in_order(slots: list[tuple[int, Action]]) -> tuple[Action, ...]:
 def _require(ranks: int, microbatches: int, pairs: int, unit: str) -> None:
     """Refuse what the placement or the units cannot take, with the nearest values that they can."""
     require_counts("chimera", ranks=ranks, microbatches=microbatches, pairs=pairs)
-    if ranks % 2:
-        legal = nearest(ranks, (n for n in (ranks - 1, ranks + 1) if n >= 2))
-        why = "one rank has no opposite direction" if ranks == 1 else "the two directions meet between two ranks"
-        raise UsageError(f"chimera: got --ranks {ranks}; needed: an even number, as {why}; try --ranks {legal}")
+    require_even_ranks("chimera", ranks)
     half = ranks // 2
     if half % pairs:
         legal = nearest(pairs, (n for n in range(1, half + 1) if half % n == 0))

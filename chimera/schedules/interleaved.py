@@ -13,7 +13,7 @@ from chimera.ir.schedule import Schedule
 from chimera.schedules.building import actions, linear, merge_1f1b, require_counts
 from chimera.schedules.one_f_one_b import program_1f1b
 
-__all__ = ["interleaved"]
+__all__ = ["interleaved", "interleaved_program", "microbatch_groups"]
 
 
 def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
@@ -51,8 +51,12 @@ def interleaved(ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
         if chunks == 1:
             programs = tuple(program_1f1b(ranks, rank, microbatches) for rank in range(ranks))
         else:
-            groups = _groups(ranks, microbatches)
-            programs = tuple(_program(ranks, rank, groups, chunks) for rank in range(ranks))
+            groups = microbatch_groups(ranks, microbatches)
+            ahead = (chunks - 1) * len(groups[0])
+            programs = tuple(
+                interleaved_program(ranks, rank, groups, chunks, backward=Kind.B, warmup=2 * (ranks - rank - 1) + ahead)
+                for rank in range(ranks)
+            )
     return Schedule("interleaved", linear(ranks, chunks), (0,) * microbatches, programs)
 
 
@@ -60,10 +64,10 @@ _EMPTY = -1
 """A place in a group that no micro-batch takes; its actions never leave this module."""
 
 
-def _groups(ranks: int, microbatches: int) -> list[list[int]]:
+def microbatch_groups(ranks: int, microbatches: int) -> list[list[int]]:
     """Return groups of equal length, at least ``ranks`` places each, that hold the micro-batches in order.
 
-    >>> _groups(4, 8), _groups(4, 9), _groups(4, 7)
+    >>> microbatch_groups(4, 8), microbatch_groups(4, 9), microbatch_groups(4, 7)
     ([[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 2, 3, 4], [5, 6, 7, 8, -1]], [[0, 1, 2, 3], [4, 5, 6, -1]])
     """
     # m/p to the nearest whole number, a half downwards: larger groups cost some memory, empty places cost more time.
@@ -74,17 +78,18 @@ def _groups(ranks: int, microbatches: int) -> list[list[int]]:
     return [[*range(start, end), *[_EMPTY] * (places - (end - start))] for start, end in pairwise(starts)]
 
 
-def _program(ranks: int, rank: int, groups: list[list[int]], chunks: int) -> tuple[Action, ...]:
-    """Return one rank's program; places without a micro-batch keep the others in step and are then left out."""
+def interleaved_program(
+    ranks: int, rank: int, groups: list[list[int]], chunks: int, *, backward: Kind, warmup: int
+) -> tuple[Action, ...]:
+    """Return one rank's program: ``warmup`` forwards, then forward and ``backward`` (B or I) in turn, group by group.
+
+    Places without a micro-batch keep the others in step and are then left out.
+    """
     places = len(groups[0])
     up = [chunk * ranks + rank for chunk in range(chunks) for _ in range(places)] * len(groups)
     down = [chunk * ranks + rank for chunk in reversed(range(chunks)) for _ in range(places)] * len(groups)
     microbatches = [microbatch for group in groups for microbatch in group * chunks]
-    merged = merge_1f1b(
-        actions(Kind.F, up, microbatches),
-        actions(Kind.B, down, microbatches),
-        warmup=2 * (ranks - rank - 1) + (chunks - 1) * places,
-    )
+    merged = merge_1f1b(actions(Kind.F, up, microbatches), actions(backward, down, microbatches), warmup)
     if any(group[-1] == _EMPTY for group in groups):
         return tuple(action for action in merged if action.microbatch != _EMPTY)
     return tuple(merged)

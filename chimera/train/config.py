@@ -40,9 +40,10 @@ class ScheduleOptions:
     Attributes:
         name: a schedule's name, or the path of a schedule file, which has its own sizes.
         microbatches: whole micro-batches of one run through the pipeline, over all routes.
-        chunks: model chunks per rank (interleaved).
+        chunks: model chunks per rank (interleaved, looped-bfs).
         pairs: pairs of opposite pipelines (chimera).
         unit: how a step of more micro-batches than ranks is made (chimera).
+        waves: times a route goes down the ranks and up again (hanayo, bitpipe).
         reduce: where gradient reductions start.
         recompute: whether to keep only each stage's inputs between forward and backward.
     """
@@ -52,11 +53,12 @@ class ScheduleOptions:
     chunks: int | None = None
     pairs: int | None = None
     unit: Unit | None = None
+    waves: int | None = None
     reduce: ReductionMode = "eager-opt"
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        for option in ("microbatches", "chunks", "pairs"):
+        for option in ("microbatches", "chunks", "pairs", "waves"):
             _require_at_least(1, "schedule", option, getattr(self, option))
         _require_one_of(get_args(ReductionMode), "schedule", "reduce", self.reduce)
 

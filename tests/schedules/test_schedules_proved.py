@@ -13,9 +13,9 @@ from chimera.simulate import simulate
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "schedules.md"
 OPTIONS = [
-    ("gpipe", {}),
-    ("1f1b", {}),
-    *[("interleaved", {"chunks": chunks}) for chunks in (1, 2, 3)],
+    *[(name, {}) for name in ("gpipe", "1f1b", "gems", "zb-h1", "zb-h2")],
+    *[(name, {"chunks": chunks}) for name in ("interleaved", "looped-bfs", "interleaved-zb") for chunks in (1, 2, 3)],
+    *[(name, {"waves": waves}) for name in ("hanayo", "bitpipe") for waves in (1, 2)],
     *[
         ("chimera", {"pairs": pairs, "unit": unit})
         for pairs in (1, 2, 4)

@@ -56,17 +56,19 @@ def test_registry_cannot_be_changed():
 def test_unknown_name():
     """An unknown schedule names the nearest and all known ones."""
     assert refusal("chimrea") == (
-        "no schedule is named 'chimrea' (did you mean 'chimera'?); known: gpipe, 1f1b, interleaved, chimera"
+        f"no schedule is named 'chimrea' (did you mean 'chimera'?); known: {', '.join(SCHEDULES)}"
     )
+    assert [*SCHEDULES][:4] == ["gpipe", "1f1b", "interleaved", "chimera"]
 
 
 @pytest.mark.parametrize(
     ("name", "option", "value", "takers"),
     [
-        ("gpipe", "chunks", 2, "interleaved"),
+        ("gpipe", "chunks", 2, "interleaved, looped-bfs, interleaved-zb"),
+        ("gems", "waves", 1, "hanayo, bitpipe"),
         ("1f1b", "pairs", 1, "chimera"),
         ("interleaved", "unit", "double", "chimera"),
-        ("chimera", "chunks", 1, "interleaved"),
+        ("chimera", "chunks", 1, "interleaved, looped-bfs, interleaved-zb"),
     ],
 )
 def test_an_option_not_taken_is_refused(name, option, value, takers):
@@ -86,6 +88,10 @@ def test_an_option_not_taken_is_refused(name, option, value, takers):
         ("chimera", {"pairs": 0}),
         ("chimera", {"microbatches": -1}),
         ("chimera", {"microbatches": 2.0}),
+        ("looped-bfs", {"chunks": 0}),
+        ("interleaved-zb", {"chunks": 0}),
+        ("hanayo", {"waves": 0}),
+        ("bitpipe", {"waves": -1}),
     ],
 )
 def test_counts_below_one(name, options):
@@ -96,11 +102,12 @@ def test_counts_below_one(name, options):
     )
 
 
+@pytest.mark.parametrize("name", ["chimera", "bitpipe"])
 @pytest.mark.parametrize(("ranks", "legal"), [(1, "2"), (3, "2 or 4"), (7, "6 or 8"), (101, "100 or 102")])
-def test_odd_ranks(ranks, legal):
-    """Chimera refuses an odd number of ranks with the nearest even ones."""
-    message = refusal("chimera", ranks=ranks)
-    assert message.startswith(f"chimera: got --ranks {ranks}; needed: an even number")
+def test_odd_ranks(name, ranks, legal):
+    """Schedules whose two directions mirror each other refuse an odd number of ranks with the nearest even ones."""
+    message = refusal(name, ranks=ranks, microbatches=2 * ranks)
+    assert message.startswith(f"{name}: got --ranks {ranks}; needed: an even number")
     assert message.endswith(f"; try --ranks {legal}")
 
 
