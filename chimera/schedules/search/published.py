@@ -1,0 +1,64 @@
+"""The published schedules that answer the same question: same placement, within the cap, same micro-batches.
+
+They stand in for the search where they beat it, and say how good it is. Whatever the registry holds is asked; a
+schedule that refuses the sizes is passed over.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from chimera.errors import ChimeraError
+from chimera.ir.action import Kind
+from chimera.ir.memory import peak_activations
+from chimera.ir.schedule import Schedule
+from chimera.schedules.registry import SCHEDULES, ScheduleFamily
+from chimera.schedules.search.problem import Problem
+from chimera.simulate import simulate
+
+__all__ = ["published"]
+
+
+def published(problem: Problem) -> Iterator[Schedule]:
+    """Yield every schedule of the registry that the problem allows, under its own name."""
+    for family in SCHEDULES.values():
+        schedule = _built(family, problem)
+        if schedule is not None and _answers(schedule, problem):
+            yield schedule
+
+
+def _built(family: ScheduleFamily, problem: Problem) -> Schedule | None:
+    """Build a family's schedule in the problem's sizes; None where it takes other ones."""
+    placement = problem.placement
+    options = {}
+    if "chunks" in family.options:
+        if placement.num_stages % placement.num_ranks:
+            return None
+        options["chunks"] = placement.num_stages // placement.num_ranks
+    if "pairs" in family.options:
+        if len(placement.routes) % 2:
+            return None
+        options["pairs"] = len(placement.routes) // 2
+    try:
+        # Few micro-batches tell the placement; the whole step is built only where it fits.
+        if family.build(placement.num_ranks, 2 * placement.num_ranks, **options).placement != placement:
+            return None
+        return family.build(placement.num_ranks, len(problem.microbatch_to_route), **options)
+    except ChimeraError:
+        return None
+
+
+def _answers(schedule: Schedule, problem: Problem) -> bool:
+    """Return whether the schedule is synchronous, of the same micro-batches, and within the cap."""
+    same = (
+        schedule.placement == problem.placement
+        and schedule.microbatch_share == problem.microbatch_share
+        and Counter(schedule.microbatch_to_route) == Counter(problem.microbatch_to_route)
+        and not (schedule.table.kind == Kind.STEP).any()
+    )
+    if not same:
+        return False
+    if problem.memory_limit_bytes is not None:
+        peaks = simulate(schedule, problem.costs).peak_bytes
+        return peaks is not None and max(peaks) <= problem.memory_limit_bytes + problem.memory_tolerance
+    limit = problem.memory_limit
+    return limit is None or max(peak_activations(schedule)) <= limit + problem.memory_tolerance
