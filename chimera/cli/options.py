@@ -66,6 +66,8 @@ class Sizes:
     """how a step of more than p micro-batches is made (chimera)"""
     waves: _Count = None
     """times w that a route goes down the ranks and up again (hanayo, bitpipe)"""
+    updates: _Count = None
+    """updates k of all micro-batches (pipedream-2bw)"""
 
 
 @dataclass(frozen=True, slots=True)

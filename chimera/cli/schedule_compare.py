@@ -58,7 +58,7 @@ def schedule_compare(
 ) -> None:
     """Set schedules side by side: time, idle share, memory and messages.
 
-    --chunks, --pairs, --unit and --waves go to the schedules that take them.
+    --chunks, --pairs, --unit, --waves and --updates go to the schedules that take them.
 
     Example:
         chimera schedule compare gpipe 1f1b interleaved chimera --ranks 8 --microbatches 8 --chunks 2

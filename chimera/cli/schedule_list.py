@@ -9,8 +9,9 @@ from chimera.schedules import SCHEDULES, ScheduleFamily
 __all__ = ["schedule_list"]
 
 _LEGEND = (
-    "p is --ranks, m --microbatches, v --chunks, f --pairs, w --waves. F and B are a forward and a backward, I and W "
-    "the parts of a split one. Activations are in units of 1/p of the model for one micro-batch, per rank."
+    "p is --ranks, m --microbatches, v --chunks, f --pairs, w --waves, k --updates. F and B are a forward and a "
+    "backward, I and W the parts of a split one. Activations are in units of 1/p of the model for one micro-batch, per "
+    "rank."
 )
 
 

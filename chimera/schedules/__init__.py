@@ -2,6 +2,7 @@
 
 from chimera.schedules.bitpipe import bitpipe
 from chimera.schedules.chimera import chimera
+from chimera.schedules.dualpipe import dualpipe, dualpipev
 from chimera.schedules.families import ScheduleFamily
 from chimera.schedules.gems import gems
 from chimera.schedules.gpipe import gpipe
@@ -9,7 +10,9 @@ from chimera.schedules.hanayo import hanayo
 from chimera.schedules.interleaved import interleaved
 from chimera.schedules.looped_bfs import looped_bfs
 from chimera.schedules.one_f_one_b import one_f_one_b
+from chimera.schedules.pipedream import pipedream, pipedream_2bw
 from chimera.schedules.registry import SCHEDULES, build_schedule
+from chimera.schedules.v_shaped import v_half, v_min, zb_v
 from chimera.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 __all__ = [
@@ -18,6 +21,8 @@ __all__ = [
     "bitpipe",
     "build_schedule",
     "chimera",
+    "dualpipe",
+    "dualpipev",
     "gems",
     "gpipe",
     "hanayo",
@@ -25,6 +30,11 @@ __all__ = [
     "interleaved_zb",
     "looped_bfs",
     "one_f_one_b",
+    "pipedream",
+    "pipedream_2bw",
+    "v_half",
+    "v_min",
     "zb_h1",
     "zb_h2",
+    "zb_v",
 ]

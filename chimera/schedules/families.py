@@ -11,12 +11,15 @@ from typing import Final
 from chimera.ir.schedule import Schedule
 from chimera.schedules.bitpipe import bitpipe
 from chimera.schedules.chimera import chimera
+from chimera.schedules.dualpipe import dualpipe, dualpipev
 from chimera.schedules.gems import gems
 from chimera.schedules.gpipe import gpipe
 from chimera.schedules.hanayo import hanayo
 from chimera.schedules.interleaved import interleaved
 from chimera.schedules.looped_bfs import looped_bfs
 from chimera.schedules.one_f_one_b import one_f_one_b
+from chimera.schedules.pipedream import pipedream, pipedream_2bw
+from chimera.schedules.v_shaped import v_half, v_min, zb_v
 from chimera.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
 __all__ = ["FAMILIES", "ScheduleFamily"]
@@ -27,7 +30,7 @@ class ScheduleFamily:
     """One published schedule.
 
     ``options`` are the names that ``build`` takes besides ``ranks`` and ``microbatches``. In the texts p is ranks, m
-    micro-batches, v chunks per rank, f pairs, w waves; activations are in units of 1/p of the model for one
+    micro-batches, v chunks per rank, f pairs, w waves, k updates; activations are in units of 1/p of the model for one
     micro-batch.
     """
 
@@ -151,5 +154,75 @@ FAMILIES: Final = (
         memory="weights 1, activations p for m a multiple of p",
         options=("chunks",),
         build=interleaved_zb,
+    ),
+    ScheduleFamily(
+        name="zb-v",
+        summary="split backward on a V of two stages per rank, without a bubble at F = I = W",
+        source="Qi et al., Zero Bubble, ICLR 2024 (arXiv 2401.10241), §6",
+        requires="any p, any m",
+        bubble="none on the span's clock for F = I = W and m ≥ 2p−1; the makespan is (p−1)F/2 longer",
+        memory="weights 1, activations at most min(m, p)",
+        options=(),
+        build=zb_v,
+    ),
+    ScheduleFamily(
+        name="v-half",
+        summary="split backward on a V, half of 1f1b's activations at half of its bubble",
+        source="Qi et al., Controllable Memory, NeurIPS 2024 (arXiv 2405.15362), §4",
+        requires="any p, any m",
+        bubble="time 3(p−1)F/2 for F = I = W and m ≥ p; F/2 less for an odd p above 1",
+        memory="weights 1, activations at most ⌊(p+2)/2⌋",
+        options=(),
+        build=v_half,
+    ),
+    ScheduleFamily(
+        name="v-min",
+        summary="split backward on a V, a third of 1f1b's activations at two thirds of its bubble",
+        source="Qi et al., Controllable Memory, NeurIPS 2024 (arXiv 2405.15362), §4",
+        requires="any p, any m",
+        bubble="time 2(p−1)F − F/2 for F = I = W, m ≥ p and p > 1; F more where 3 divides p",
+        memory="weights 1, activations at most ⌊(p+4)/3⌋",
+        options=(),
+        build=v_min,
+    ),
+    ScheduleFamily(
+        name="dualpipe",
+        summary="two pipelines in opposite directions, the forwards of one paired with the backwards of the other",
+        source="DeepSeek-AI, DeepSeek-V3, 2024 (arXiv 2412.19437), §3.2.1",
+        requires="p even, m even and at least 2p",
+        bubble="time (p/2−1)(F&B+B−3W) for F = I, with F&B the time of a pair",
+        memory="weights 2, activations p+1",
+        options=(),
+        build=dualpipe,
+    ),
+    ScheduleFamily(
+        name="dualpipev",
+        summary="dualpipe folded into a V of two stages per rank, with one copy of the weights",
+        source="the published DualPipe code, after DeepSeek-AI, DeepSeek-V3, 2024 (arXiv 2412.19437)",
+        requires="any p, m at least 2p",
+        bubble="time (p−1)/2·(F&B+B−3W) for F = I, with F&B the time of a pair",
+        memory="weights 1, activations p+½",
+        options=(),
+        build=dualpipev,
+    ),
+    ScheduleFamily(
+        name="pipedream",
+        summary="asynchronous: 1f1b with an update after every backward, on as many versions of the weights",
+        source="Narayanan et al., PipeDream, SOSP 2019 (arXiv 1806.03377), §3",
+        requires="any p, any m; m updates",
+        bubble="(p−1)/(m+p−1) of total, over all updates",
+        memory="weights min(m, p−rank), activations min(m, p−rank)",
+        options=(),
+        build=pipedream,
+    ),
+    ScheduleFamily(
+        name="pipedream-2bw",
+        summary="asynchronous: 1f1b with an update after every m/k micro-batches, on two versions of the weights",
+        source="Narayanan et al., PipeDream-2BW, ICML 2021 (arXiv 2006.09503), §3",
+        requires="any p, any m; k updates, k divides m and m/k ≥ p (the largest when not given), or k = 1",
+        bubble="(p−1)/(m+p−1) of total, over all updates",
+        memory="weights 2, activations min(m, p−rank)",
+        options=("updates",),
+        build=pipedream_2bw,
     ),
 )

@@ -27,6 +27,7 @@ def build_schedule(
     pairs: int | None = None,
     unit: str | None = None,
     waves: int | None = None,
+    updates: int | None = None,
 ) -> Schedule:
     """Build a schedule by name; an option left out takes the default of the schedule.
 
@@ -45,6 +46,7 @@ chimera
         pairs: pairs of opposite pipelines f.
         unit: how Chimera makes a step of more than p micro-batches.
         waves: times w that a route goes down the ranks and up again.
+        updates: updates k of an asynchronous schedule.
 
     Raises:
         UsageError: the name is unknown, the schedule does not take an option, or it cannot take a value; the message
@@ -56,7 +58,7 @@ chimera
             f"no schedule is named {name!r}{nearest_names(name, SCHEDULES)}; known: {', '.join(SCHEDULES)}"
         )
     require_counts(name, ranks=ranks, microbatches=microbatches)
-    given = {"chunks": chunks, "pairs": pairs, "unit": unit, "waves": waves}
+    given = {"chunks": chunks, "pairs": pairs, "unit": unit, "waves": waves, "updates": updates}
     options = {option: value for option, value in given.items() if value is not None}
     for option, value in options.items():
         if option not in family.options:

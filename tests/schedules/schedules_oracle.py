@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 
-from chimera.ir.action import Action, Kind, flatten
+from chimera.ir.action import WHOLE_STAGE, Action, Kind, flatten
 from chimera.ir.schedule import Schedule
 
 
@@ -32,13 +32,13 @@ class Run:
 def assert_complete(schedule: Schedule) -> None:
     """Hold that each (stage, micro-batch) has one F, and one B or one I and one W, where its route says; nothing else.
 
-    Optimizer steps of asynchronous schedules are passed over.
+    Reductions and updates of asynchronous schedules are passed over.
     """
     got = Counter(
         (rank, action)
         for rank, program in enumerate(schedule.actions)
         for action in flatten(program)
-        if action.kind is not Kind.STEP
+        if action.kind not in WHOLE_STAGE
     )
     for stage in range(schedule.num_stages):
         for microbatch in range(schedule.num_microbatches):
@@ -54,7 +54,13 @@ def run(schedule: Schedule, forward: int = 1, backward: int = 2, weight: int | F
     W is ``weight`` of the backward, half of it without; a pair runs its forward, then its backward.
     """
     weight = Fraction(backward, 2) if weight is None else weight
-    cost = {Kind.F: forward, Kind.B: backward, Kind.I: backward - weight, Kind.W: weight, Kind.STEP: 0}
+    cost = {
+        Kind.F: forward,
+        Kind.B: backward,
+        Kind.I: backward - weight,
+        Kind.W: weight,
+        **dict.fromkeys(WHOLE_STAGE, 0),
+    }
     ends: dict[Action, Fraction] = {}
     starts = [Fraction(-1)] * schedule.num_ranks
     clocks = [Fraction(0)] * schedule.num_ranks
@@ -87,7 +93,7 @@ def _result(action: Action) -> Action:
 
 def _needed(action: Action, num_stages: int) -> list[Action]:
     kind, stage, microbatch = action
-    if kind is Kind.STEP:
+    if kind in WHOLE_STAGE:
         return []
     if kind is Kind.F:
         return [Action(Kind.F, stage - 1, microbatch)] if stage else []

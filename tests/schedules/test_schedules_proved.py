@@ -13,7 +13,7 @@ from chimera.simulate import simulate
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "schedules.md"
 OPTIONS = [
-    *[(name, {}) for name in ("gpipe", "1f1b", "gems", "zb-h1", "zb-h2")],
+    *[(name, {}) for name in ("gpipe", "1f1b", "gems", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "pipedream")],
     *[(name, {"chunks": chunks}) for name in ("interleaved", "looped-bfs", "interleaved-zb") for chunks in (1, 2, 3)],
     *[(name, {"waves": waves}) for name in ("hanayo", "bitpipe") for waves in (1, 2)],
     *[

@@ -34,9 +34,9 @@ def test_documentation_has_every_family(name):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_families_build_under_their_name(name):
     """A schedule carries the name of its family and the counts asked for."""
-    schedule = build_schedule(name, ranks=4, microbatches=6)
+    schedule = build_schedule(name, ranks=4, microbatches=8)
     assert (SCHEDULES[name].name, schedule.name) == (name, name)
-    assert (schedule.num_ranks, schedule.num_microbatches) == (4, 6)
+    assert (schedule.num_ranks, schedule.num_microbatches) == (4, 8)
     assert all((SCHEDULES[name].summary, SCHEDULES[name].source, SCHEDULES[name].requires))
 
 
@@ -55,8 +55,8 @@ def test_registry_cannot_be_changed():
 
 def test_unknown_name():
     """An unknown schedule names the nearest and all known ones."""
-    assert refusal("chimrea") == (
-        f"no schedule is named 'chimrea' (did you mean 'chimera'?); known: {', '.join(SCHEDULES)}"
+    assert refusal("chimra") == (
+        f"no schedule is named 'chimra' (did you mean 'chimera'?); known: {', '.join(SCHEDULES)}"
     )
     assert [*SCHEDULES][:4] == ["gpipe", "1f1b", "interleaved", "chimera"]
 
@@ -66,6 +66,7 @@ def test_unknown_name():
     [
         ("gpipe", "chunks", 2, "interleaved, looped-bfs, interleaved-zb"),
         ("gems", "waves", 1, "hanayo, bitpipe"),
+        ("pipedream", "updates", 1, "pipedream-2bw"),
         ("1f1b", "pairs", 1, "chimera"),
         ("interleaved", "unit", "double", "chimera"),
         ("chimera", "chunks", 1, "interleaved, looped-bfs, interleaved-zb"),
@@ -92,6 +93,10 @@ def test_an_option_not_taken_is_refused(name, option, value, takers):
         ("interleaved-zb", {"chunks": 0}),
         ("hanayo", {"waves": 0}),
         ("bitpipe", {"waves": -1}),
+        ("dualpipe", {"ranks": 0}),
+        ("dualpipev", {"microbatches": 0}),
+        ("v-min", {"ranks": 0}),
+        ("pipedream-2bw", {"updates": 0}),
     ],
 )
 def test_counts_below_one(name, options):
@@ -102,7 +107,7 @@ def test_counts_below_one(name, options):
     )
 
 
-@pytest.mark.parametrize("name", ["chimera", "bitpipe"])
+@pytest.mark.parametrize("name", ["chimera", "bitpipe", "dualpipe"])
 @pytest.mark.parametrize(("ranks", "legal"), [(1, "2"), (3, "2 or 4"), (7, "6 or 8"), (101, "100 or 102")])
 def test_odd_ranks(name, ranks, legal):
     """Schedules whose two directions mirror each other refuse an odd number of ranks with the nearest even ones."""
