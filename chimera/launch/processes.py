@@ -82,7 +82,7 @@ class _Job:
     @property
     def has_report(self) -> bool:
         """Whether a rank that waited in vain has told what all were doing; the others say one line."""
-        return any(isinstance(rank.error, StalledError) and "\n" in str(rank.error) for rank in self.ranks)
+        return any(_is_report(rank.error) for rank in self.ranks)
 
     def listen(self, timeout_s: float | None) -> None:
         """Hear every rank that has something to say, waiting up to ``timeout_s`` for the first."""
@@ -148,20 +148,20 @@ def _cause(ranks: Sequence[_Rank]) -> BaseException:
     errors = [rank.error for rank in ranks if rank.error is not None]
     # Of several ranks that waited in vain, one has gathered what all were doing; its report has the most lines.
     stalled = max((e for e in errors if isinstance(e, StalledError)), key=lambda e: str(e).count("\n"), default=None)
+    said = [] if stalled is None else [str(stalled)]
+    if stalled is None or not _is_report(stalled):
+        said += ["what every rank was doing:", *(f"  rank {rank.number}: {rank.activity}" for rank in ranks)]
     dead = [r for r in ranks if r.connection.closed and not r.finished and r.error is None]
     if dead:
-        deaths = "\n".join(f"rank {rank.number} {_how_it_ended(rank.process.exitcode)}" for rank in dead)
-        report = str(stalled) if stalled is not None else _last_heard(ranks)
-        return RunError(f"{deaths}\n{report}")
+        deaths = [f"rank {rank.number} {_how_it_ended(rank.process.exitcode)}" for rank in dead]
+        return RunError("\n".join([*deaths, *said]))
     own = next((error for error in errors if not isinstance(error, StalledError)), None)
-    if own is not None:
-        return own
-    assert stalled is not None, "a job fails by a death or by an error"
-    return stalled
+    return StalledError("\n".join(said)) if own is None else own
 
 
-def _last_heard(ranks: Sequence[_Rank]) -> str:
-    return "\n".join(["what every rank was doing:", *(f"  rank {rank.number}: {rank.activity}" for rank in ranks)])
+def _is_report(error: BaseException | None) -> bool:
+    """Return whether an error is a rank's report of what all were doing, and not its one line of having waited."""
+    return isinstance(error, StalledError) and "\n" in str(error)
 
 
 def _how_it_ended(code: int | None) -> str:
@@ -192,11 +192,18 @@ def _run_rank(main: Main, place: Place, environ: Mapping[str, str], parent: Conn
     except ChimeraError as error:
         outcome = ("error", error)
     except Exception as error:  # noqa: BLE001 - whatever it is, the parent raises it
-        error.add_note(f"on rank {place.rank}:\n{traceback.format_exc()}")
-        outcome = ("error", error)
+        outcome = ("error", _sendable(error, f"on rank {place.rank}:\n{traceback.format_exc()}"))
     with contextlib.suppress(BrokenPipeError):
         parent.send(outcome)
     parent.close()
+
+
+def _sendable(error: Exception, note: str) -> Exception:
+    """Return ``error`` with a note, or its text where its class may not survive the way to another process."""
+    if type(error).__module__ != "builtins":
+        error = RuntimeError(f"{type(error).__qualname__}: {error}")
+    error.add_note(note)
+    return error
 
 
 def _end_with_parent() -> None:

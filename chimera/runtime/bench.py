@@ -17,7 +17,7 @@ from torch.distributed import pipelining
 from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
 from chimera.runtime.pipeline import Pipeline
-from chimera.runtime.virtual import VirtualLayer, VirtualLoss, virtual_batch, virtual_layers
+from chimera.runtime.virtual import VirtualLayer, VirtualLoss, oversleep_s, virtual_batch, virtual_layers
 
 __all__ = ["Contender", "Measurement", "measure", "ours", "torch_counterparts", "torchs"]
 
@@ -117,10 +117,13 @@ def torchs(
     def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return loss(output, target[0])["virtual"][0]
 
+    extra = oversleep_s()
     message = torch.empty(1, max(1, message_bytes // 4))
     own = [
         pipelining.PipelineStage(
-            VirtualLayer(stage, forward_s / chunks, backward_s / chunks, 1.0),
+            VirtualLayer(
+                stage, forward_s=forward_s / chunks, backward_s=backward_s / chunks, total=1.0, oversleep_s=extra
+            ),
             stage,
             stages,
             torch.device("cpu"),

@@ -123,7 +123,8 @@ class Groups:
             holders = {r for stage in held_by for r in placement.ranks_of(stage)}
             if pipeline_rank in holders:
                 tied[number] = make(f"tied{number}", holders, backend)
-        mine = sorted(channel for channel in set(channels) if pipeline_rank in channel[:2])
+        edges = set(channels)
+        mine = sorted(channel for channel in edges if pipeline_rank in channel[:2])
         if backend == "nccl":
             of_channel = {
                 (a, b, route): _communicator(
@@ -137,7 +138,9 @@ class Groups:
                 for a, b, route in mine
             }
         else:
-            messages = make("messages", everyone, backend)
+            # Only ranks that will hold on to it: one that dropped it at once would close connections still being made.
+            ends = sorted({end * data_size + data_rank for channel in edges for end in channel[:2]})
+            messages = _communicator(backend, f"messages-{data_rank}", ends, rank=rank, store=store, timeout=timeout)
             of_channel = dict.fromkeys(mine, messages)
         return cls(
             rank=rank,

@@ -73,6 +73,17 @@ def divides_by_zero():
     return 1 // 0
 
 
+class AwkwardError(Exception):
+    """An exception that cannot be made again from its text."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def raises_awkwardly():
+    raise AwkwardError("this", "that")
+
+
 def all_raise(place, tell):
     raise NonFiniteError(f"step 3 on rank {place.rank}")
 
@@ -170,12 +181,33 @@ def test_a_fault_of_ours_keeps_its_traceback():
     assert "in divides_by_zero" in caught.value.__notes__[0]
 
 
+def test_an_exception_of_any_class_arrives():
+    """An exception that would not survive the way between processes arrives as its text."""
+    with pytest.raises(RuntimeError, match=r"^AwkwardError: this and that\non rank 0:"):
+        run_local(partial(ends, raises_awkwardly, 0), 2)
+
+
 def test_the_report_of_a_stall_is_preferred():
     """Of ranks that waited in vain, the one that knows what all were doing is heard, and the silent one is ended."""
     began = time.monotonic()
     with pytest.raises(StalledError, match=r"^rank 1 gave up\nwhat every rank was doing:"):
         run_local(stalls, 4)
     assert time.monotonic() - began < 10
+
+
+def test_a_stall_without_a_report():
+    """Where a rank waited in vain outside the schedule, what each rank said last stands in its place."""
+    with pytest.raises(
+        StalledError, match=r"^rank 0 gave up\nwhat every rank was doing:\n  rank 0: saving\n  rank 1: "
+    ):
+        run_local(stalls_outside, 2)
+
+
+def stalls_outside(place, tell):
+    tell("saving")
+    if place.rank == 1:
+        time.sleep(600)
+    raise StalledError("rank 0 gave up")
 
 
 def test_a_port_in_use_is_named():
