@@ -16,6 +16,7 @@ from torch.nn import functional
 from chimera.models.config import TransformerConfig, require_count
 from chimera.models.losses import IGNORED_LABEL, Term, count_labels, cross_entropy_term
 from chimera.models.transformer import Decoder, TransformerBlock, first_positions, initialise, padding_mask
+from chimera.tensor.linear import Linear
 
 __all__ = ["BertBlock", "BertConfig", "BertEmbeddings", "BertHead", "BertPretrainingLoss", "bert_layers"]
 
@@ -105,9 +106,9 @@ class BertHead(nn.Module):
     def __init__(self, config: BertConfig, *, word: nn.Embedding | None = None) -> None:
         super().__init__()
         self.std = config.initializer_range
-        self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
-        self.nsp = nn.Linear(config.hidden_size, 2)
-        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.pooler = Linear(config.hidden_size, config.hidden_size)
+        self.nsp = Linear(config.hidden_size, 2)
+        self.transform = Linear(config.hidden_size, config.hidden_size)
         self.transform_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.decoder = Decoder(config, bias=True, word=word)
         self.reset_parameters()

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from chimera.errors import ConfigError
 from chimera.models.config import TransformerConfig
+from chimera.tensor.linear import Linear
 
 __all__ = [
     "Decoder",
@@ -44,8 +45,8 @@ class SelfAttention(nn.Module):
         self.num_heads = config.num_heads
         self.dropout = config.attention_dropout
         self.causal = causal
-        self.qkv = nn.Linear(config.hidden_size, 3 * config.hidden_size)
-        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.qkv = Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mix the positions of each sequence.
@@ -85,8 +86,8 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, *, gelu: Gelu) -> None:
         super().__init__()
         self.gelu = gelu
-        self.expand = nn.Linear(config.hidden_size, config.feed_forward_size)
-        self.contract = nn.Linear(config.feed_forward_size, config.hidden_size)
+        self.expand = Linear(config.hidden_size, config.feed_forward_size)
+        self.contract = Linear(config.feed_forward_size, config.hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Transform each position by itself."""
@@ -129,7 +130,7 @@ class TransformerBlock(nn.Module):
         return functional.dropout(branch, self.dropout, self.training)
 
 
-class Decoder(nn.Linear):
+class Decoder(Linear):
     """Linear layer from ``[…, h]`` to word logits ``[…, V]``; ``word``'s weight is its weight too, where given."""
 
     def __init__(self, config: TransformerConfig, *, bias: bool, word: nn.Embedding | None) -> None:

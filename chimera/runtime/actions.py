@@ -4,7 +4,7 @@ A computation takes what its dependencies left for it, from a message or from th
 leaves its result for the next. Losses are seeded with 1 / count here, where outputs meet targets.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,6 +114,8 @@ class Actions:
         self.training: Handlers = {
             Kind.F: self._forward,
             Kind.B: self._backward,
+            Kind.I: self._input_gradient,
+            Kind.W: self._weight_gradient,
             Kind.REDUCE_GRAD: self._reduce,
             **communication,
         }
@@ -151,6 +153,18 @@ class Actions:
             self._give(Kind.F, stage + 1, microbatch, tuple(tensor.detach() for tensor in outputs))
 
     def _backward(self, action: Action) -> None:
+        self._send_back(action, self._stages[action.stage].backward)
+
+    def _input_gradient(self, action: Action) -> None:
+        self._send_back(action, self._stages[action.stage].input_gradient)
+
+    def _weight_gradient(self, action: Action) -> None:
+        start = self._recorder.mark()
+        self._stages[action.stage].weight_gradient(_microbatch(action))
+        self._record(start)
+
+    def _send_back(self, action: Action, backward: Callable[[int, Tensors, Tensors], Tensors]) -> None:
+        """Take the gradient of the outputs, or evaluate the loss, and give the gradient of the inputs."""
         stage, microbatch = action.stage, _microbatch(action)
         seeds = self._take(Kind.B, stage, stage + 1, microbatch)
         start = self._recorder.mark()
@@ -159,7 +173,7 @@ class Actions:
             roots, seeds = self._seeded_loss(microbatch, outputs)
         else:
             roots = tuple(tensor for tensor in outputs if tensor.is_floating_point())
-        gradients = self._stages[stage].backward(microbatch, roots, seeds)
+        gradients = backward(microbatch, roots, seeds)
         self._record(start)
         if stage:
             self._give(Kind.B, stage - 1, microbatch, gradients)

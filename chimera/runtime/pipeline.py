@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from chimera.errors import ScheduleError, StalledError, UsageError
-from chimera.ir.action import COMMUNICATIONS, Action, Kind, flatten
+from chimera.ir.action import COMMUNICATIONS, COMPUTATIONS, Action, Kind, flatten
 from chimera.ir.checks import check
 from chimera.ir.schedule import Placement, Schedule
 from chimera.ir.timeline import Timeline
@@ -40,7 +40,7 @@ from chimera.tensor.randomness import Keys, preserved_generators
 
 __all__ = ["Pipeline"]
 
-_RUNS = frozenset({Kind.F, Kind.B, Kind.REDUCE_GRAD}) | COMMUNICATIONS
+_RUNS = COMPUTATIONS | COMMUNICATIONS | {Kind.REDUCE_GRAD}
 
 
 class Pipeline:
@@ -109,7 +109,12 @@ class Pipeline:
         self._seed = seed
         self._weights = Weights(layers, cut_into, tied, placement, groups, seed=seed, dtype=dtype)
         stages = {
-            stage: Stage(self._weights.layers_of(stage), cut_into.index(stage), recompute=recompute)
+            stage: Stage(
+                self._weights.layers_of(stage),
+                cut_into.index(stage),
+                recompute=recompute,
+                split_backward=bool((self.schedule.table.kind == Kind.I).any()),
+            )
             for stage in groups.stages
         }
         self._reduction = Reduction(self._weights, [shared.stages for shared in tied], placement, groups)

@@ -12,6 +12,7 @@ from torch import nn
 
 from chimera.errors import UsageError
 from chimera.runtime.channels import Spec, Tensors, TensorSpec
+from chimera.tensor.linear import WeightProduct, WeightProducts
 from chimera.tensor.randomness import Keys
 
 __all__ = ["Stage", "as_tensors", "spec_of"]
@@ -40,15 +41,24 @@ class Stage:
         layers: this stage's layers, in order.
         first_layer: the global number of the first one.
         recompute: keep only the stage's inputs in the forward, and run it again in the backward.
+        split_backward: whether the schedule has I and W in place of B: linear layers of ours then leave the products
+            of their weights' gradients to W. What other modules compute is all computed at I, and W adds nothing: to
+            keep their graph for a second pass would cost more than it moves.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], first_layer: int, *, recompute: bool = False) -> None:
+    def __init__(
+        self, layers: Sequence[nn.Module], first_layer: int, *, recompute: bool = False, split_backward: bool = False
+    ) -> None:
         self.layers = tuple(layers)
         self.first_layer = first_layer
         self.recompute = recompute
         # The names of the micro-batch fields a layer asks for; None where it takes the batch itself.
         self._fields = tuple(getattr(layer, "fields", ()) for layer in layers)
         self._saved: dict[int, tuple[Tensors, Tensors, Any, Keys | None]] = {}
+        self._products = WeightProducts()
+        self._waiting: dict[int, list[WeightProduct]] = {}
+        if split_backward:
+            self._products.serve(layers)
 
     def forward(self, microbatch: int, inputs: Tensors, batch: Any, keys: Keys | None) -> Tensors:
         """Run the layers on ``inputs`` and keep what ``backward`` needs."""
@@ -87,6 +97,18 @@ class Stage:
             if tensor.is_floating_point()
         )
 
+    def input_gradient(self, microbatch: int, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor]) -> Tensors:
+        """Do what ``backward`` does, but leave the products of weight gradients to ``weight_gradient``."""
+        with self._products.queued() as queue:
+            gradients = self.backward(microbatch, roots, seeds)
+        self._waiting[microbatch] = queue
+        return gradients
+
+    def weight_gradient(self, microbatch: int) -> None:
+        """Make the products that ``input_gradient`` left, and add them to the gradients."""
+        for product in self._waiting.pop(microbatch):
+            product.add()
+
     def forget(self, microbatch: int) -> None:
         """Drop what ``forward`` kept, for a step without backward."""
         self._saved.pop(microbatch)
@@ -94,6 +116,7 @@ class Stage:
     def assert_empty(self) -> None:
         """Assert that every forward had its backward."""
         assert not self._saved, f"forwards without a backward: micro-batches {sorted(self._saved)}"
+        assert not self._waiting, f"I without W: micro-batches {sorted(self._waiting)}"
 
     def run(self, tensors: Tensors, batch: Any, keys: Keys | None) -> Tensors:
         """Run the layers, each under its own random key; ``keys`` None leaves the generators alone."""
