@@ -8,6 +8,7 @@ from chimera.ir.costs import MODEL_UNIT
 from chimera.ir.rows import Rows
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
+from chimera.ir.versions import weight_versions
 
 __all__ = [
     "counted",
@@ -81,12 +82,15 @@ def step_facts(schedule: Schedule, timeline: Timeline) -> dict[str, object]:
 
 
 def weight_copies(schedule: Schedule) -> float:
-    """Return the most weights a rank holds, in units of 1/p of the model.
+    """Return the most weights a rank holds, all versions of an asynchronous schedule, in units of 1/p of the model.
 
     >>> weight_copies(Schedule.from_text(["0F0 0B0", "1F0 1B0"], routes=[[0, 1], [1, 0]]))
     2.0
     """
-    held = max(len(schedule.placement.stages_on(rank)) for rank in range(schedule.num_ranks))
+    if is_synchronous(schedule):
+        held = max(len(schedule.placement.stages_on(rank)) for rank in range(schedule.num_ranks))
+    else:
+        held = max(sum(versions.values()) for versions in weight_versions(schedule))
     return held * schedule.num_ranks / schedule.num_stages
 
 

@@ -78,6 +78,10 @@ class CostChoice:
     """time of a forward (default: 1)"""
     backward: Quantity = None
     """time of a whole backward (default: 2)"""
+    input_grad: Quantity = None
+    """time of I, a split backward's gradient of the input (default: what W leaves, or half)"""
+    weight_grad: Quantity = None
+    """time of W, a split backward's gradient of the weights (default: what I leaves, or half)"""
     p2p: Quantity = None
     """time of a message between ranks (default: 0)"""
     reduce_time: Quantity = None
@@ -92,6 +96,8 @@ class CostChoice:
             for name, value in (
                 ("forward", self.forward),
                 ("backward", self.backward),
+                ("input_grad", self.input_grad),
+                ("weight_grad", self.weight_grad),
                 ("p2p", self.p2p),
                 ("reduce", self.reduce_time),
             )
@@ -100,7 +106,7 @@ class CostChoice:
         if self.costs is None:
             return Costs(**given)
         if given:
-            option = next(iter(given)).replace("reduce", "reduce-time")
+            option = next(iter(given)).replace("reduce", "reduce-time").replace("_", "-")
             raise UsageError(
                 f"--{option} and --costs {self.costs} were both given; the file holds all costs: leave out one of them"
             )

@@ -71,6 +71,8 @@ def simulate_command(
     schedule = with_reductions(load_schedule(name, sizes), model, reduce)
     check(schedule)
     timeline = simulate(schedule, model)
+    # A module without an overlapped form runs a pair's forward, then its backward.
+    apart = simulate(schedule, model, pairs_together=False).makespan if schedule.table.paired.any() else None
     if out is not None:
         plot_timeline([(schedule.name, timeline)], out)
         print(f"wrote {out}", file=sys.stderr)
@@ -80,13 +82,17 @@ def simulate_command(
     idle = idle_by_cause(gaps(schedule, timeline, model), schedule.num_ranks)
     path = critical_path(schedule, timeline, model)
     if json:
-        print(json_form.dumps(_as_dict(schedule, timeline, idle, path), indent=1, ensure_ascii=False))
+        print(json_form.dumps(_as_dict(schedule, timeline, apart, idle, path), indent=1, ensure_ascii=False))
     else:
-        _print_page(schedule, timeline, idle, path)
+        _print_page(schedule, timeline, apart, idle, path)
 
 
 def _print_page(
-    schedule: Schedule, timeline: Timeline, idle: Mapping[Cause, NDArray[np.float64]], path: list[Span]
+    schedule: Schedule,
+    timeline: Timeline,
+    apart: float | None,
+    idle: Mapping[Cause, NDArray[np.float64]],
+    path: list[Span],
 ) -> None:
     out = console()
     peaks = timeline.peak_activations
@@ -97,6 +103,8 @@ def _print_page(
         "bubble": f"{timeline.bubble_fraction:.1%} of total, {timeline.bubble_over_ideal:.1%} of ideal",
         "activations": f"{number(min(peaks))} to {number(max(peaks))} at the peak of a rank",
     }
+    if apart is not None:
+        facts["pairs apart"] = f"makespan {number(apart)}, if each pair runs its forward, then its backward"
     if timeline.peak_bytes is not None:
         facts["memory"] = (
             f"{_gib(min(timeline.peak_bytes))} to {_gib(max(timeline.peak_bytes))} GiB at the peak of a rank"
@@ -161,11 +169,16 @@ def _gib(amount: float) -> str:
 
 
 def _as_dict(
-    schedule: Schedule, timeline: Timeline, idle: Mapping[Cause, NDArray[np.float64]], path: list[Span]
+    schedule: Schedule,
+    timeline: Timeline,
+    apart: float | None,
+    idle: Mapping[Cause, NDArray[np.float64]],
+    path: list[Span],
 ) -> dict[str, object]:
     return {
         "schedule": schedule.name,
         **step_facts(schedule, timeline),
+        "makespan_pairs_apart": apart,
         "busy": timeline.busy.tolist(),
         "idle": {cause.value: idle[cause].tolist() for cause in Cause},
         "peak_activations": list(timeline.peak_activations),

@@ -44,6 +44,7 @@ class ScheduleOptions:
         pairs: pairs of opposite pipelines (chimera).
         unit: how a step of more micro-batches than ranks is made (chimera).
         waves: times a route goes down the ranks and up again (hanayo, bitpipe).
+        updates: updates of all micro-batches (pipedream-2bw).
         reduce: where gradient reductions start.
         recompute: whether to keep only each stage's inputs between forward and backward.
     """
@@ -54,11 +55,12 @@ class ScheduleOptions:
     pairs: int | None = None
     unit: Unit | None = None
     waves: int | None = None
+    updates: int | None = None
     reduce: ReductionMode = "eager-opt"
     recompute: bool = False
 
     def __post_init__(self) -> None:
-        for option in ("microbatches", "chunks", "pairs", "waves"):
+        for option in ("microbatches", "chunks", "pairs", "waves", "updates"):
             _require_at_least(1, "schedule", option, getattr(self, option))
         _require_one_of(get_args(ReductionMode), "schedule", "reduce", self.reduce)
 

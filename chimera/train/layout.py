@@ -114,7 +114,7 @@ def layers_per_stage(layer_to_stage: Sequence[int]) -> tuple[int, ...]:
 def _schedule(options: ScheduleOptions, ranks: int) -> Schedule:
     sizes = {
         name: value
-        for name in ("microbatches", "chunks", "pairs", "unit", "waves")
+        for name in ("microbatches", "chunks", "pairs", "unit", "waves", "updates")
         if (value := getattr(options, name)) is not None
     }
     if options.name in SCHEDULES:

@@ -177,6 +177,22 @@ def test_compare_as_json(capsys):
     assert both["bubble_of_total"] == pytest.approx(0.25, abs=1e-12)
 
 
+def test_compare_counts_versions_of_the_weights(capsys):
+    """An asynchronous schedule is said to be one, and each version of its weights counts as a copy."""
+    words = ["pipedream", "pipedream-2bw", "zb-v", "--ranks", "4", "--microbatches", "8", "--updates", "2", "--json"]
+    assert main(["schedule", "compare", *words]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["weight_copies"], row["synchronous"]) for row in rows] == [(4.0, False), (2.0, False), (1.0, True)]
+
+
+def test_waves_reach_the_schedule(capsys):
+    """``--waves`` sets the number of stages, and is refused where no schedule takes it."""
+    assert main(["schedule", "show", "hanayo", "--ranks", "2", "--microbatches", "2", "--waves", "2"]) == 0
+    assert capsys.readouterr().out.startswith("hanayo, 2 ranks, 2 micro-batches, 8 stages, 1 route\n")
+    assert main(["schedule", "show", "gems", "--ranks", "2", "--microbatches", "2", "--waves", "2"]) == 2
+    assert "gems takes no --waves, got 2" in capsys.readouterr().err
+
+
 def test_compare_draws_one_figure_with_the_files_it_is_given(capsys, tmp_path):
     """Names and files stand side by side in one figure."""
     path = tmp_path / "hand.txt"

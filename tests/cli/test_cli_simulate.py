@@ -52,6 +52,33 @@ def test_json_holds_every_figure(capsys):
     assert (path[0]["action"], path[0]["start"], path[-1]["end"]) == ("0F0", 0.0, document["makespan"])
 
 
+def test_pairs_have_two_makespans(capsys):
+    """A schedule with overlapped pairs is timed with pairs as one, and with the forward before the backward."""
+    sizes = ["--ranks", "8", "--microbatches", "20"]
+    assert main(["simulate", "dualpipe", *sizes]) == 0
+    page = capsys.readouterr().out
+    assert "  makespan      66, first start" in page
+    assert "  pairs apart   makespan 63, if each pair runs its forward, then its backward\n" in page
+    assert main(["simulate", "dualpipe", *sizes, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["makespan"], document["makespan_pairs_apart"]) == (66.0, 63.0)
+    assert main(["simulate", "1f1b", *SIZES, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["makespan_pairs_apart"] is None
+
+
+def test_parts_of_the_backward_have_their_own_times(capsys):
+    """``--input-grad`` and ``--weight-grad`` time I and W, alone or both, and are refused beside a costs file."""
+    for given, makespan in (
+        ([], 4 * 3 + 3),
+        (["--weight-grad", "0.5"], 4 * 3 + 3 * 2),
+        (["--input-grad", "1", "--weight-grad", "0.5"], 4 * 2.5 + 3 * 1.5),
+    ):
+        assert main(["simulate", "zb-h1", *SIZES, *given, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["makespan"] == makespan
+    assert main(["simulate", "zb-h1", *SIZES, "--input-grad", "1", "--costs", "costs.json"]) == 2
+    assert "--input-grad and --costs costs.json were both given" in capsys.readouterr().err
+
+
 def test_reductions_take_their_time(capsys):
     """A reduction time is never dropped: the program gets its reductions, at the end unless told otherwise."""
     assert main(["simulate", "1f1b", *SIZES, "--json"]) == 0

@@ -8,6 +8,7 @@ from schedules_oracle import assert_complete, run
 from chimera.errors import UsageError
 from chimera.ir.action import Kind
 from chimera.ir.checks import check
+from chimera.ir.versions import weight_versions
 from chimera.passes.lower import lower
 from chimera.schedules import one_f_one_b, pipedream, pipedream_2bw
 from chimera.simulate import simulate
@@ -65,6 +66,13 @@ def test_two_versions_suffice(ranks, each, updates):
         for action in program:
             done += action.kind is Kind.STEP
             assert action.kind is not Kind.B or done == action.microbatch // each
+
+
+def test_versions_of_the_weights():
+    """PipeDream needs p − rank versions, 2BW two where anything is in flight over an update, 1F1B one."""
+    assert weight_versions(pipedream(4, 12)) == ({0: 4}, {1: 3}, {2: 2}, {3: 1})
+    assert weight_versions(pipedream_2bw(4, 12)) == ({0: 2}, {1: 2}, {2: 2}, {3: 1})
+    assert weight_versions(one_f_one_b(3, 12)) == ({0: 1}, {1: 1}, {2: 1})
 
 
 def test_updates_by_default():
