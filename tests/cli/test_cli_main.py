@@ -67,12 +67,15 @@ def test_nothing_asked_is_wrong_usage(capsys):
         (["zzz", "--help"], "'zzz' is not a command; 'chimera --help' lists them"),
         (
             ["schedule", "sho", "1f1b"],
-            "'chimera schedule' has no 'sho' (did you mean 'show'?); it has: list, show, check, export, compare",
+            (
+                "'chimera schedule' has no 'sho' (did you mean 'show'?); "
+                "it has: list, show, check, export, compare, build"
+            ),
         ),
         (
             ["schedule"],
             (
-                "'chimera schedule' needs one of: list, show, check, export, compare; "
+                "'chimera schedule' needs one of: list, show, check, export, compare, build; "
                 "'chimera schedule --help' describes them"
             ),
         ),

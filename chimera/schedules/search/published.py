@@ -15,14 +15,14 @@ from chimera.schedules.registry import SCHEDULES, ScheduleFamily
 from chimera.schedules.search.problem import Problem
 from chimera.simulate import simulate
 
-__all__ = ["published"]
+__all__ = ["answers", "published"]
 
 
 def published(problem: Problem) -> Iterator[Schedule]:
     """Yield every schedule of the registry that the problem allows, under its own name."""
     for family in SCHEDULES.values():
         schedule = _built(family, problem)
-        if schedule is not None and _answers(schedule, problem):
+        if schedule is not None and answers(schedule, problem):
             yield schedule
 
 
@@ -47,7 +47,7 @@ def _built(family: ScheduleFamily, problem: Problem) -> Schedule | None:
         return None
 
 
-def _answers(schedule: Schedule, problem: Problem) -> bool:
+def answers(schedule: Schedule, problem: Problem) -> bool:
     """Return whether the schedule is synchronous, of the same micro-batches, and within the cap."""
     same = (
         schedule.placement == problem.placement

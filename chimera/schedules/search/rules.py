@@ -64,6 +64,7 @@ class Rule:
 
 
 FIRST = (
+    Rule(forward=10, weight=20, gradient_stage=1, forward_age=3),
     Rule(forward=30, gradient=20, gradient_stage=1, forward_age=3, patience=0.6, penalty=10, split=2, depth=1, slope=1),
     Rule(forward_stage=-1, gradient_stage=1, forward_age=3, depth=1, slope=1),
     Rule(forward_stage=1, gradient_stage=1, forward_age=3, patience=0.6, penalty=10, split=2, depth=1, slope=0.5),
