@@ -78,7 +78,7 @@ def dualpipev(ranks: int, microbatches: int) -> Schedule:
     are of 1/p of the model, on stages of half that size. Activations: p + ½ at most, in units of 1/p of the model for
     one micro-batch. Weights: 1. Needs m ≥ 2p, any p.
 
-    Source: Qi et al., "cut in half" of DualPipe, 2025, and the published DualPipe code.
+    Source: the published DualPipe code, 2025, after the "cut in half" of DualPipe by Sea AI Lab.
 
     Args:
         ranks: pipeline ranks p, two stages each.
