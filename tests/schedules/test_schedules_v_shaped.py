@@ -55,6 +55,38 @@ def test_v_min_has_two_thirds_of_the_bubble(ranks):
     assert max(result.peaks) == (ranks + 4) // 3
 
 
+def published_slots(build, p: int) -> list[tuple[int, int, int, int]]:
+    """Return per rank the slots of F of chunk 0 and 1, then I of chunk 1 and 0, from the offsets of the paper."""
+    if build is v_half:
+        f0, f1, b0, b1, f_turn, loss, b_turn = 2, 1, 1, 2, 2, 1 if p % 2 else 4, 1
+    else:
+        f0, f1, b0, b1, f_turn, loss, b_turn = 1, 1, 1, 1, 1, 1 if p % 3 else 3, 1
+    slots = []
+    for rank in range(p):
+        second = (p - 1) * f0 + f_turn + (p - 1 - rank) * f1
+        first_loss = (p - 1) * f0 + f_turn + (p - 1) * f1 + loss
+        back = first_loss + (p - 1) * b1 + b_turn + (p - 1 - rank) * b0
+        slots.append((rank * f0, second, first_loss + rank * b1, back))
+    return slots
+
+
+@pytest.mark.parametrize("build", [v_half, v_min])
+@pytest.mark.parametrize("ranks", range(2, 17))
+def test_orders_repeat_the_published_block(build, ranks):
+    """A rank's four slots differ modulo the interval of six, and its F and I are in the order of the slots."""
+    m = 5
+    for rank, (program, slots) in enumerate(zip(build(ranks, m).actions, published_slots(build, ranks), strict=True)):
+        assert len({slot % 6 for slot in slots}) == 4
+        up = 2 * ranks - 1 - rank
+        expected = sorted(
+            (slot + 6 * j, kind.name, stage, j)
+            for slot, kind, stage in zip(slots, (Kind.F, Kind.F, Kind.I, Kind.I), (rank, up, up, rank), strict=True)
+            for j in range(m)
+        )
+        got = [(a.kind.name, a.stage, a.microbatch) for a in program if a.kind is not Kind.W]
+        assert got == [entry[1:] for entry in expected]
+
+
 def steady_slots(schedule, rank: int) -> list[tuple[Kind, bool]]:
     """Return (kind, whether on the way up) of a rank's program in the middle, where every six actions repeat."""
     program = schedule.actions[rank]
