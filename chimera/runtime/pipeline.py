@@ -6,17 +6,14 @@ batch per call. It reduces gradients; the optimizer's step is the caller's.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import nn
 
-from chimera.errors import ScheduleError, StalledError, UsageError
-from chimera.ir.action import COMMUNICATIONS, COMPUTATIONS, Action, Kind, flatten
-from chimera.ir.checks import check
-from chimera.ir.schedule import Placement, Schedule
+from chimera.errors import StalledError, UsageError
+from chimera.ir.action import Action, Kind
+from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
 from chimera.passes.derived import forward_only, without_reductions
 from chimera.passes.lower import lower
@@ -27,11 +24,12 @@ from chimera.runtime.actions import Actions, Run
 from chimera.runtime.channels import Channels
 from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.failure import stalled
-from chimera.runtime.groups import Channel, Groups
+from chimera.runtime.groups import Groups
 from chimera.runtime.loss import LossFunction, num_samples
 from chimera.runtime.microbatches import cut, to_device
 from chimera.runtime.recorder import Recorder
 from chimera.runtime.reduction import Reduction
+from chimera.runtime.runnable import channels_of, check_cut, runnable
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage
 from chimera.runtime.watch import Watch
@@ -39,8 +37,6 @@ from chimera.runtime.weights import Weights, tied_groups
 from chimera.tensor.randomness import Keys, preserved_generators
 
 __all__ = ["Pipeline"]
-
-_RUNS = COMPUTATIONS | COMMUNICATIONS | {Kind.REDUCE_GRAD}
 
 
 class Pipeline:
@@ -88,18 +84,18 @@ class Pipeline:
         dtype: torch.dtype | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        self.schedule = _lowered(schedule, reduce)
+        self.schedule = runnable(schedule, reduce)
         placement = self.schedule.placement
         if layer_to_stage is None:
             layer_to_stage = partition([1.0] * len(layers), placement.num_stages)
         cut_into = tuple(layer_to_stage)
-        _check_cut(cut_into, len(layers), placement.num_stages)
+        check_cut(cut_into, len(layers), placement.num_stages)
         tied = tied_groups(layers, cut_into)
         self.groups = groups = Groups.create(
             group,
             placement,
             tied_stages=[shared.stages for shared in tied],
-            channels=_channels(placement),
+            channels=channels_of(placement),
             device=device,
             backend=backend,
             timeout_s=timeout_s,
@@ -311,35 +307,3 @@ class Pipeline:
             raise stalled(str(error), self.groups, self.watch, schedule) from error
         if self.watch is not None:
             self.watch.activity = "between steps"
-
-
-def _lowered(schedule: Schedule, reduce: ReductionMode) -> Schedule:
-    """Return the schedule as it runs: proved, with messages and reductions, a pair as its F and then its B."""
-    for rank, program in enumerate(schedule.actions):
-        for position, action in enumerate(flatten(program)):
-            if action.kind not in _RUNS:
-                raise ScheduleError(
-                    f"rank {rank}, position {position}: {action} is of kind {action.kind.name}, which this runtime "
-                    f"does not run; it runs {', '.join(sorted(kind.name for kind in _RUNS))}"
-                )
-    if schedule.is_lowered:
-        check(schedule)
-    else:
-        schedule = lower(schedule, reduce=reduce)
-    # Less strict than the pair, which waits for both inputs at once: what was proved holds.
-    return replace(schedule, actions=tuple(tuple(flatten(program)) for program in schedule.actions))
-
-
-def _check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -> None:
-    ascending = list(layer_to_stage) == sorted(layer_to_stage)
-    if len(layer_to_stage) != num_layers or not ascending or set(layer_to_stage) != set(range(num_stages)):
-        raise UsageError(
-            f"layer_to_stage is {list(layer_to_stage)}; needed: for {num_layers} layers, stages 0…{num_stages - 1} in "
-            "ascending order, none left out"
-        )
-
-
-def _channels(placement: Placement) -> set[Channel]:
-    """Return every edge between ranks that a route crosses, both ways."""
-    edges = {(a, b, number) for number, route in enumerate(placement.routes) for a, b in pairwise(route) if a != b}
-    return edges | {(b, a, number) for a, b, number in edges}

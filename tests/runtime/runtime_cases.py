@@ -75,16 +75,20 @@ TEXTS = {
 }
 
 
+# Schedules with I and W in place of B, or with both; on one route and on two, with one stage per rank and with more.
+SPLIT = ("zb-h1", "interleaved-zb", "zb-v", "v-half", "dualpipe", "bitpipe")
+
+
+@functools.cache
 def make_schedule(name, ranks, microbatches):
     """Build a schedule from a name such as ``1f1b``, ``chimera-2-halve`` (pairs, unit) or ``text-v``."""
     if name in TEXTS:
         return from_text(TEXTS[name], name)
-    family, *options = name.split("-")
-    if family == "chimera":
-        pairs, unit = options
-        return build_schedule(family, ranks=ranks, microbatches=microbatches, pairs=int(pairs), unit=unit)
-    chunks = {"chunks": 2} if family == "interleaved" else {}
-    return build_schedule(family, ranks=ranks, microbatches=microbatches, **chunks)
+    if name.startswith("chimera-"):
+        _, pairs, unit = name.split("-")
+        return build_schedule("chimera", ranks=ranks, microbatches=microbatches, pairs=int(pairs), unit=unit)
+    chunks = {"chunks": 2} if name == "interleaved" else {}
+    return build_schedule(name, ranks=ranks, microbatches=microbatches, **chunks)
 
 
 # Models

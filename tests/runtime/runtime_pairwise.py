@@ -3,7 +3,9 @@
 from itertools import combinations, product
 
 import numpy as np
-from runtime_cases import TEXTS
+from runtime_cases import SPLIT, TEXTS, make_schedule
+
+from chimera.errors import UsageError
 
 AXES = {
     "schedule": [
@@ -11,6 +13,7 @@ AXES = {
         "1f1b",
         "interleaved",
         *(f"chimera-{pairs}-{unit}" for pairs in (1, 2) for unit in ("concatenate", "double", "halve")),
+        *SPLIT,
         *TEXTS,
     ],
     "p": [1, 2, 3, 4],
@@ -32,9 +35,13 @@ def is_legal(case):
         return case["m"] == "own" and p == RANKS_OF_TEXT[schedule] and placed
     if case["m"] == "own" or p == 3:
         return False
-    if schedule.startswith("chimera") and p % (2 * int(schedule.split("-")[1])):
+    if p == 1 and case["m"] not in {"1", "3"}:
         return False
-    return p > 1 or case["m"] in {"1", "3"}
+    try:
+        make_schedule(schedule, p, sized(case)["m"])
+    except UsageError:
+        return False
+    return True
 
 
 def every_case():
@@ -78,7 +85,7 @@ def pairwise_cases():
 
 def sized(case):
     """Return the case with its number of micro-batches; None where the schedule's text says it."""
-    number = {"1": 1, "3": 3, "p": case["p"], "2p+1": 2 * case["p"] + 1, "own": None}
+    number = {"1": 1, "3": 3, "p": case["p"], "2p": 2 * case["p"], "2p+1": 2 * case["p"] + 1, "own": None}
     return {**case, "m": number[case["m"]]}
 
 

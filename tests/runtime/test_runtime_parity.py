@@ -16,6 +16,11 @@ LARGER_CASES = [
     {**EIGHT_RANKS, "schedule": "chimera-2-halve", "recompute": True},
     {**EIGHT_RANKS, "schedule": "1f1b", "m": "2p+1", "recompute": False},
 ]
+# DualPipe wants an even number of at least 2p micro-batches, which no other case has.
+DUALPIPE_CASES = [
+    {**EIGHT_RANKS, "schedule": "dualpipe", "p": p, "m": "2p", "model": model, "recompute": model == "mlp"}
+    for p, model in ((2, "mlp"), (4, "bert"))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +87,7 @@ def assert_equal_to_one_process(ranks, case, worst):
     worst.append(errors)
 
 
-@pytest.mark.parametrize("case", pairwise_cases(), ids=name_of)
+@pytest.mark.parametrize("case", [*pairwise_cases(), *DUALPIPE_CASES], ids=name_of)
 def test_every_pair_of_choices_equals_one_process(ranks, worst, case):
     """Ten steps equal the serial run, in cases that cover every pair of schedule, p, d, m, recompute and model."""
     assert_equal_to_one_process(ranks, case, worst)
@@ -94,7 +99,7 @@ def test_eight_ranks_equal_one_process(ranks, worst):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", [*full_product(), *LARGER_CASES], ids=name_of)
+@pytest.mark.parametrize("case", [*full_product(), *LARGER_CASES, *DUALPIPE_CASES], ids=name_of)
 def test_every_combination_equals_one_process(ranks, worst, case):
     """Ten steps equal the serial run for every legal combination."""
     assert_equal_to_one_process(ranks, case, worst)
