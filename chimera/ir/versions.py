@@ -15,10 +15,11 @@ __all__ = ["weight_versions"]
 def weight_versions(schedule: Schedule) -> tuple[dict[int, int], ...]:
     """Return, for each rank, the most versions of each stage's weights that it holds at once.
 
-    >>> weight_versions(Schedule.from_text(["0F0 0F1 0B0 0STEP 0F2 0B1 0STEP 0B2 0STEP"], routes=[[0]]))
-    ({0: 2},)
-    >>> weight_versions(Schedule.from_text(["0F0 0F1 0B0 0B1"], routes=[[0]]))
-    ({0: 1},)
+    >>> asynchronous, synchronous = "0F0 0F1 0B0 0STEP 0F2 0B1 0STEP 0B2 0STEP", "0F0 0F1 0B0 0B1"
+    >>> for program in (asynchronous, synchronous):
+    ...     print(*weight_versions(Schedule.from_text([program], routes=[[0]])))
+    {0: 2}
+    {0: 1}
     """
     return tuple(_versions_on(schedule, rank) for rank in range(schedule.num_ranks))
 
