@@ -35,7 +35,7 @@ def test_says_what_was_found_and_how_good_it_is(capsys, tmp_path):
             "  lower bound  25 (makespan): rank 1 cannot start before 1 and has computations of 24\n"
             "  gap          none: no order has a shorter makespan\n"
             "  activations  4 … 4 at most per rank (limit 4)\n"
-            "  backwards    10 whole, 22 split\n"
+            "  backwards    8 whole, 24 split\n"
             "  found by     list scheduling, after 1 rule\n"
             "Times and activations in units of 1/p of the model for one micro-batch.\n"
         ),

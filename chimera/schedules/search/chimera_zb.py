@@ -23,10 +23,10 @@ def chimera_zb(ranks: int, microbatches: int, pairs: int = 1) -> Schedule:
 
     >>> for row in chimera_zb(4, 4).to_text():
     ...     print(row)
-    0F0 0F2 3F1 3I1 3F3 3I3 0B0 0I2 3W1 0W2 3W3
-    1F0 2F1 1F2 2F3 2I1 1I0 2I3 1I2 1W0 2W1 1W2 2W3
-    1F1 2F0 1F3 2F2 2I0 1I1 2I2 1I3 2W0 1W1 2W2 1W3
-    0F1 0F3 3F0 3I0 3F2 3I2 0I1 3W0 0I3 0W1 3W2 0W3
+    0F0 0F2 3F1 3I1 3W1 3F3 3I3 0B0 0B2 3W3
+    1F0 2F1 1F2 2F3 2I1 1I0 1W0 2I3 1I2 2W1 1W2 2W3
+    1F1 2F0 1F3 2F2 2I0 1I1 2W0 2I2 1I3 1W1 2W2 1W3
+    0F1 0F3 3F0 3I0 3W0 3F2 3I2 0B1 0B3 3W2
 
     Micro-batches are dealt to the routes in turn. Makespan at F = I = W = 1 without communication: 3m + p/2 − 1 for
     f = 1 and even m ≥ p, the placement's lower bound: the two middle ranks cannot start before p/2 − 1 forwards, and

@@ -14,6 +14,8 @@ from chimera.simulate import simulate
 __all__ = ["fused"]
 
 _SLACK = 1e-9
+_MARGIN = 0.05
+"""Part of a B by which its gradient has to be early where the B gains nothing, so that a slow message costs nothing."""
 
 
 def fused(problem: Problem, schedule: Schedule) -> Schedule:
@@ -42,7 +44,9 @@ def fused(problem: Problem, schedule: Schedule) -> Schedule:
     starts[table.stage[gradients], table.microbatch[gradients]] = timeline.start[gradients]
     route = np.array(problem.microbatch_to_route)[microbatch]
     needed = np.where(stage > 0, starts[stage - 1, microbatch], np.inf)
-    joined = rows[in_time & (end + problem.send_backward[route, stage] <= needed + slack)]
+    gains = duration[Kind.B] < (duration[Kind.I] + duration[Kind.W]) * (1 - _SLACK)
+    margin = np.where(gains, 0.0, _MARGIN * duration[Kind.B])[stage]
+    joined = rows[in_time & (end + problem.send_backward[route, stage] + margin <= needed + slack)]
     kind = table.kind.copy()
     kind[joined] = Kind.B
     keep = np.ones(len(table), np.bool_)

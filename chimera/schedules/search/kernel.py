@@ -12,7 +12,19 @@ enters its route only when what it will hold on every rank is free and kept for 
 import heapq
 from typing import Any, Final, NamedTuple
 
-__all__ = ["NEVER", "WHOLE_PATH", "Instance", "Progress", "admits", "advance", "arrive", "choose", "run", "start"]
+__all__ = [
+    "NEVER",
+    "NOISE_SIZE",
+    "WHOLE_PATH",
+    "Instance",
+    "Progress",
+    "admits",
+    "advance",
+    "arrive",
+    "choose",
+    "run",
+    "start",
+]
 
 NEVER: Final = 1e300
 """A time at which nothing happens."""
@@ -28,6 +40,9 @@ _SPLIT: Final = 11
 WHOLE_PATH: Final = 12
 _DEPTH: Final = 13
 _SLOPE: Final = 14
+_NOISE: Final = 15
+_NOISE_TABLE: Final = 16
+NOISE_SIZE: Final = 61
 """Places in a rule; its members and their meaning stand in ``search.rules``."""
 
 
@@ -103,7 +118,8 @@ def choose(p: Instance, s: Progress, rule: Any, rank: int, now: float) -> tuple[
             ready = s.forward_ready[place]
             if ready <= now + p.tolerance + rule[_PATIENCE] and admits(p, s, rule, lane):
                 late = max(ready - now, 0.0)
-                score = rule[0] + rule[3] * depth - rule[6] * p.age[place] - rule[_PENALTY] * late
+                noise = rule[_NOISE] * rule[_NOISE_TABLE + (3 * place) % NOISE_SIZE]
+                score = noise + rule[0] + rule[3] * depth - rule[6] * p.age[place] - rule[_PENALTY] * late
                 if score > best:
                     best_lane, best_kind, best_start, best = lane, _FORWARD, now + late, score
             if ready > now + p.tolerance:
@@ -114,7 +130,8 @@ def choose(p: Instance, s: Progress, rule: Any, rank: int, now: float) -> tuple[
             ready = s.gradient_ready[place]
             if ready <= now + p.tolerance + rule[_PATIENCE]:
                 late = max(ready - now, 0.0)
-                score = rule[1] + rule[4] * depth - rule[7] * p.age[place] - rule[_PENALTY] * late
+                noise = rule[_NOISE] * rule[_NOISE_TABLE + (3 * place + 1) % NOISE_SIZE]
+                score = noise + rule[1] + rule[4] * depth - rule[7] * p.age[place] - rule[_PENALTY] * late
                 if score > best:
                     # Nobody waits for the gradient of the first stage's input.
                     whole = rule[_SPLIT] == 0.0 or (rule[_SPLIT] == 1.0 and p.stage[lane] == 0)
@@ -124,7 +141,8 @@ def choose(p: Instance, s: Progress, rule: Any, rank: int, now: float) -> tuple[
         index = s.weights[lane]
         if index < s.gradients[lane]:
             place = p.first[lane] + index
-            score = rule[2] + rule[5] * depth - rule[8] * p.age[place]
+            noise = rule[_NOISE] * rule[_NOISE_TABLE + (3 * place + 2) % NOISE_SIZE]
+            score = noise + rule[2] + rule[5] * depth - rule[8] * p.age[place]
             if score > best:
                 best_lane, best_kind, best_start, best = lane, _WEIGHT, now, score
     return best_lane, best_kind, best_start, arrival

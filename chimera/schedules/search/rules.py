@@ -8,10 +8,13 @@ computations.
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
-__all__ = ["FIRST", "Rule", "changed", "grid"]
+from chimera.schedules.search.kernel import NOISE_SIZE
+
+__all__ = ["FIRST", "Rule", "changed", "grid", "shaken"]
 
 _SPLIT_ALL = 2.0
 _SPLIT_BUT_FIRST = 1.0
@@ -39,6 +42,8 @@ class Rule:
         whole_path: 1 where a micro-batch enters its route only when its memory is free on every rank.
         depth: most micro-batches on the last stage between their F and their I.
         slope: by how much more on each stage before.
+        noise: of a table of random numbers that sets single computations apart.
+        table: that table, ``NOISE_SIZE`` numbers; empty where there is no noise.
     """
 
     forward: float = 20.0
@@ -56,11 +61,14 @@ class Rule:
     whole_path: float = 0.0
     depth: float = _UNBOUNDED
     slope: float = 0.0
+    noise: float = 0.0
+    table: tuple[float, ...] = ()
 
     def vector(self, mean_time: float) -> list[float]:
         """Return the rule as the kernel reads it, in the problem's unit of time."""
         scaled = replace(self, patience=self.patience * mean_time, penalty=self.penalty / mean_time)
-        return [float(value) for value in astuple(scaled)]
+        *weights, table = astuple(scaled)
+        return [*map(float, weights), *(table or [0.0] * NOISE_SIZE)]
 
 
 FIRST = (
@@ -115,6 +123,7 @@ FIRST = (
 
 _CLASSES = ((20.0, 30.0, 10.0), (10.0, 30.0, 20.0), (30.0, 20.0, 10.0))
 _DEPTHS = ((_UNBOUNDED, 0.0), (1.0, 1.0), (1.0, 2 / 3), (2.0, 2 / 3), (1.0, 0.5), (2.0, 1.0))
+_AMPLITUDES = (1.0, 3.0, 8.0, 15.0)
 _SIGNS = (0.0, 1.0, -1.0)
 
 
@@ -137,11 +146,24 @@ def grid() -> Iterator[Rule]:
 
 def changed(rule: Rule, random: np.random.Generator) -> Rule:
     """Return a rule near ``rule``: some weights moved, and now and then another choice taken."""
-    values = {}
+    values: dict[str, Any] = {}
     for field in fields(rule):
-        if random.random() < 0.25:
+        if field.name not in {"noise", "table"} and random.random() < 0.25:
             values[field.name] = _changed_value(field.name, getattr(rule, field.name), random)
     return replace(rule, **values)
+
+
+def shaken(rule: Rule, random: np.random.Generator) -> Rule:
+    """Return the rule with another table of noise, or with some numbers of its own table drawn again."""
+    if not rule.table or random.random() < 0.3:
+        return replace(
+            rule, noise=float(random.choice(_AMPLITUDES)), table=tuple(random.normal(size=NOISE_SIZE).tolist())
+        )
+    table = list(rule.table)
+    for place in random.integers(0, NOISE_SIZE, size=random.integers(1, 12)).tolist():
+        table[place] = float(random.normal())
+    noise = float(random.choice(_AMPLITUDES)) if random.random() < 0.2 else rule.noise
+    return replace(rule, noise=noise, table=tuple(table))
 
 
 def _changed_value(name: str, value: float, random: np.random.Generator) -> float:

@@ -16,7 +16,7 @@ from chimera.ir.timeline import Timeline
 from chimera.schedules.search.bounds import Bound, Objective, lower_bound
 from chimera.schedules.search.fusing import fused
 from chimera.schedules.search.problem import Problem
-from chimera.schedules.search.rules import FIRST, Rule, changed, grid
+from chimera.schedules.search.rules import FIRST, Rule, changed, grid, shaken
 from chimera.schedules.search.runner import Orders, Runner
 from chimera.simulate import simulate
 
@@ -123,11 +123,14 @@ def _best_orders(runner: Runner, bound: Bound, seed: int, effort: int) -> tuple[
     coarse = _coarse()
     while tried < num_rules and (best is None or best.value > goal):
         # After the first rules, turns between what differs from all before and what differs little from the best.
-        fresh = tried < len(FIRST) or tried % 3 == 0
-        rule = next(coarse) if fresh else changed(best_rule, random)
+        if tried < len(FIRST) or tried % 3 == 0:
+            rule = next(coarse)
+        else:
+            rule = changed(best_rule, random) if tried % 3 == 1 else shaken(best_rule, random)
         orders = runner.evaluate(rule)
         tried += 1
-        if best is None or (orders.value, orders.other) < (best.value, best.other):
+        # An equal one is taken too: from there others are near.
+        if best is None or (orders.value, orders.other) <= (best.value, best.other):
             best, best_rule = orders, rule
     assert best is not None, "at least one rule is tried"
     return best, tried
