@@ -5,6 +5,7 @@ printed is the median of several runs, beside the time the schedule itself needs
 """
 
 import json as json_form
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Literal
 
@@ -16,6 +17,7 @@ from tyro.conf import Positional, arg
 from chimera.cli.options import Flag, SizeOptions, load_schedule, sizes_for
 from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.errors import UsageError
+from chimera.ir.action import Kind
 from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
 from chimera.launch.environment import Place, connected
@@ -62,8 +64,7 @@ class _Job:
     ranks: int
     microbatches: int
     chunks: int
-    forward_s: float
-    backward_s: float
+    costs: Costs
     message_bytes: int
     runs: int
 
@@ -74,6 +75,7 @@ def bench_runtime(
     *,
     forward_ms: float = 20.0,
     backward_ms: float = 40.0,
+    weight_grad_ms: float | None = None,
     message_bytes: int = 262144,
     runs: int = 5,
     against: Literal["none", "torch"] = "none",
@@ -91,7 +93,8 @@ def bench_runtime(
         names: schedules' names, or files
         sizes: of a schedule given by NAME; a FILE has its own
         forward_ms: forward of one micro-batch on one rank (a chunk takes 1/v of it)
-        backward_ms: backward, likewise
+        backward_ms: whole backward, likewise
+        weight_grad_ms: the part of it that a W takes (default: half)
         message_bytes: size of every activation and gradient that is sent
         runs: measured runs; the median is printed
         against: another runtime to measure in turn
@@ -110,12 +113,15 @@ def bench_runtime(
         raise UsageError(f"the schedules have {', '.join(map(str, sorted(ranks)))} ranks; needed: all the same")
     job = _Job(
         schedules=schedules,
-        torch_names=_counterparts(names) if against == "torch" else (),
+        torch_names=_counterparts(schedules) if against == "torch" else (),
         ranks=ranks.pop(),
         microbatches=sizes.microbatches or schedules[0][1].num_microbatches,
         chunks=sizes.chunks or _DEFAULT_CHUNKS,
-        forward_s=forward_ms / 1e3,
-        backward_s=backward_ms / 1e3,
+        costs=Costs(
+            forward=forward_ms / 1e3,
+            backward=backward_ms / 1e3,
+            weight_grad=None if weight_grad_ms is None else weight_grad_ms / 1e3,
+        ),
         message_bytes=message_bytes,
         runs=runs,
     )
@@ -126,8 +132,17 @@ def bench_runtime(
     _print(rows, job)
 
 
-def _counterparts(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(other for name in names for other in torch_counterparts(name)))
+def _counterparts(schedules: Sequence[tuple[str, Schedule]]) -> tuple[str, ...]:
+    found = (
+        torch_counterparts(
+            name,
+            splits=bool((schedule.table.kind == Kind.W).any()),
+            ranks=schedule.num_ranks,
+            microbatches=schedule.num_microbatches,
+        )
+        for name, schedule in schedules
+    )
+    return tuple(dict.fromkeys(other for others in found for other in others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +161,7 @@ class _Measure:
                 dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
             waiting = _contenders(self.job)
             measured = measure(waiting, self.job.runs)
-            idle = _contenders(replace(self.job, forward_s=0.0, backward_s=0.0))
+            idle = _contenders(replace(self.job, costs=Costs(forward=0.0, backward=0.0)))
             spent = measure(idle, self.job.runs)
             rows = [_row(contender, measured, spent, self.job) for contender in waiting]
             if group is None:
@@ -155,15 +170,13 @@ class _Measure:
 
 
 def _contenders(job: _Job) -> list[Contender]:
-    costs = Costs(forward=job.forward_s, backward=job.backward_s)
-    return [ours(name, schedule, costs, job.message_bytes) for name, schedule in job.schedules] + [
+    return [ours(name, schedule, job.costs, job.message_bytes) for name, schedule in job.schedules] + [
         torchs(
             name,
             ranks=job.ranks,
             microbatches=job.microbatches,
             chunks=job.chunks,
-            forward_s=job.forward_s,
-            backward_s=job.backward_s,
+            costs=job.costs,
             message_bytes=job.message_bytes,
         )
         for name in job.torch_names
@@ -173,10 +186,9 @@ def _contenders(job: _Job) -> list[Contender]:
 def _row(
     contender: Contender, measured: dict[str, Measurement], spent: dict[str, Measurement], job: _Job
 ) -> RuntimeRow:
-    costs = Costs(forward=job.forward_s, backward=job.backward_s)
     own = dict(job.schedules)
     schedule = own.get(contender.name) or own.get(contender.name.removeprefix("torch "))
-    ideal = simulate(schedule, costs).makespan if schedule is not None else None
+    ideal = simulate(schedule, job.costs).makespan if schedule is not None else None
     times = measured[contender.name]
     cpu_us = spent[contender.name].median_cpu_s * 1e6
     return RuntimeRow(

@@ -6,7 +6,7 @@ Contenders run alternately in the same processes, so that whatever else the mach
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,27 +92,77 @@ def ours(name: str, schedule: Schedule, costs: Costs, message_bytes: int) -> Con
     )
 
 
-_TORCH_SINGLE = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
-_TORCH_LOOPED = {
-    "interleaved": pipelining.ScheduleInterleaved1F1B,
-    "looped-bfs": pipelining.ScheduleLoopedBFS,
+@dataclass(frozen=True, slots=True)
+class _TorchSchedule:
+    """One schedule of torch.distributed.pipelining: its class, and how it places stages.
+
+    ``chunks`` None takes as many as ours; ``vee`` puts stages p…2p - 1 on the ranks in reverse.
+    """
+
+    schedule: Any
+    chunks: int | None = None
+    vee: bool = False
+
+    def stages_of(self, rank: int, ranks: int, chunks: int) -> list[int]:
+        """Return the stages on ``rank``."""
+        if self.vee:
+            return [rank, 2 * ranks - 1 - rank]
+        return list(range(rank, ranks * chunks, ranks))
+
+
+_TORCH = {
+    "gpipe": _TorchSchedule(pipelining.ScheduleGPipe, chunks=1),
+    "1f1b": _TorchSchedule(pipelining.Schedule1F1B, chunks=1),
+    "interleaved": _TorchSchedule(pipelining.ScheduleInterleaved1F1B),
+    "looped-bfs": _TorchSchedule(pipelining.ScheduleLoopedBFS),
+    "interleaved-zb": _TorchSchedule(pipelining.ScheduleInterleavedZeroBubble),
+    "zb-v": _TorchSchedule(pipelining.ScheduleZBVZeroBubble, chunks=2, vee=True),
+    "dualpipev": _TorchSchedule(pipelining.ScheduleDualPipeV, chunks=2, vee=True),
 }
+_PLAIN = ("gpipe", "1f1b", "interleaved", "looped-bfs")
 
 
-def torch_counterparts(name: str) -> tuple[str, ...]:
-    """Return torch's schedule of the same name, or all it offers here where it has none."""
-    offered = (*_TORCH_SINGLE, *_TORCH_LOOPED)
-    return (name,) if name in offered else offered
+def torch_counterparts(name: str, *, splits: bool, ranks: int, microbatches: int) -> tuple[str, ...]:
+    """Return torch's schedule of the same name, or where it has none all it offers at these sizes.
+
+    Those that split the backward stand against ours that do: ``splits``.
+    """
+    if name in _TORCH:
+        return (name,)
+    offered = tuple(_TORCH) if splits else _PLAIN
+    return tuple(other for other in offered if other != "dualpipev" or microbatches >= 2 * ranks)
 
 
-def torchs(
-    name: str, *, ranks: int, microbatches: int, chunks: int, forward_s: float, backward_s: float, message_bytes: int
-) -> Contender:
+class _GraphSplitLayer(VirtualLayer):
+    """Waits for I where autograd goes on to the input, and for W where it goes to the weight, as torch splits them."""
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._wait(self.forward_s)
+        inputs, weight = tensor.view_as(tensor), self.weight * 1
+        out = inputs + weight
+        of_inputs = self.backward_s - self.weight_grad_s if inputs.requires_grad else 0.0
+
+        def to_inputs(gradient: torch.Tensor) -> torch.Tensor:
+            self._wait(of_inputs)
+            # Torch sends it as it is, and refuses the loss's expanded one.
+            return gradient.contiguous()
+
+        if inputs.requires_grad:
+            inputs.register_hook(to_inputs)  # type: ignore[no-untyped-call]
+        if weight.requires_grad:
+            weight.register_hook(lambda _: self._wait(self.backward_s - of_inputs))  # type: ignore[no-untyped-call]
+        return out
+
+
+def torchs(name: str, *, ranks: int, microbatches: int, chunks: int, costs: Costs, message_bytes: int) -> Contender:
     """Return torch.distributed.pipelining with its schedule ``name``, over the default group."""
+    offered = _TORCH[name]
     rank = dist.get_rank()
-    chunks = 1 if name in _TORCH_SINGLE else chunks
+    chunks = offered.chunks or chunks
     stages = ranks * chunks
+    numbers = offered.stages_of(rank, ranks, chunks)
     loss = VirtualLoss(stages)
+    splits = name not in _PLAIN
 
     def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return loss(output, target[0])["virtual"][0]
@@ -121,8 +171,13 @@ def torchs(
     message = torch.empty(1, max(1, message_bytes // 4))
     own = [
         pipelining.PipelineStage(
-            VirtualLayer(
-                stage, forward_s=forward_s / chunks, backward_s=backward_s / chunks, total=1.0, oversleep_s=extra
+            (_GraphSplitLayer if splits else VirtualLayer)(
+                stage,
+                forward_s=costs.forward / chunks,
+                backward_s=costs.backward / chunks,
+                weight_grad_s=costs.split_backward()[1] / chunks,
+                total=1.0,
+                oversleep_s=extra,
             ),
             stage,
             stages,
@@ -133,17 +188,13 @@ def torchs(
             output_grads=None if stage == stages - 1 else message,
             input_grads=message if stage else None,
         )
-        for stage in range(rank, stages, ranks)
+        for stage in numbers
     ]
-    options: Mapping[str, Any] = {"loss_fn": loss_fn, "scale_grads": False}
-    schedule: Any
-    if name in _TORCH_SINGLE:
-        schedule = _TORCH_SINGLE[name](own[0], microbatches, **options)
-    else:
-        schedule = _TORCH_LOOPED[name](own, microbatches, **options)
+    options: dict[str, Any] = {"loss_fn": loss_fn, "scale_grads": False}
+    schedule = offered.schedule(own[0] if offered.chunks == 1 else own, microbatches, **options)
     inputs, targets = (torch.cat(parts) for parts in virtual_batch(microbatches, message_bytes))
     targets = targets.view(microbatches, 1)
-    first, last = rank == 0, rank == (stages - 1) % ranks
+    first, last = 0 in numbers, stages - 1 in numbers
 
     def step() -> None:
         arguments = (inputs,) if first else ()

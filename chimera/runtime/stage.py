@@ -12,7 +12,7 @@ from torch import nn
 
 from chimera.errors import UsageError
 from chimera.runtime.channels import Spec, Tensors, TensorSpec
-from chimera.tensor.linear import WeightProduct, WeightProducts
+from chimera.tensor.linear import WeightProducts, WeightWork
 from chimera.tensor.randomness import Keys
 
 __all__ = ["Stage", "as_tensors", "spec_of"]
@@ -56,7 +56,7 @@ class Stage:
         self._fields = tuple(getattr(layer, "fields", ()) for layer in layers)
         self._saved: dict[int, tuple[Tensors, Tensors, Any, Keys | None]] = {}
         self._products = WeightProducts()
-        self._waiting: dict[int, list[WeightProduct]] = {}
+        self._waiting: dict[int, list[WeightWork]] = {}
         if split_backward:
             self._products.serve(layers)
 

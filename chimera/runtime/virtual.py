@@ -6,6 +6,7 @@ checks on the way back and the loss at the end: a message that was swapped, lost
 
 import statistics
 import time
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torch import nn
 from chimera.errors import RunError
 from chimera.ir.action import Kind
 from chimera.ir.costs import ResolvedCosts
+from chimera.tensor.linear import DefersWeights
 
 __all__ = ["VirtualLayer", "VirtualLoss", "oversleep_s", "virtual_batch", "virtual_layers"]
 
@@ -35,25 +37,34 @@ def oversleep_s() -> float:
     return min(statistics.median(extra), _LONGEST_OVERSLEEP_S)
 
 
-class VirtualLayer(nn.Module):
+class VirtualLayer(nn.Module, DefersWeights):
     """One stage's worth of waiting.
 
     Args:
         number: the layer's place, from 0: what the layers before it added to the value.
         forward_s: seconds that its forward takes.
-        backward_s: seconds that its backward takes.
+        backward_s: seconds that its whole backward takes.
+        weight_grad_s: seconds of the gradient of its weights, which can wait until W; I takes what it leaves.
         total: the loss count of the whole step, by which gradients are divided.
         oversleep_s: what to sleep less; see ``oversleep_s``.
     """
 
     def __init__(
-        self, number: int, *, forward_s: float, backward_s: float, total: float, oversleep_s: float = 0.0
+        self,
+        number: int,
+        *,
+        forward_s: float,
+        backward_s: float,
+        total: float,
+        weight_grad_s: float = 0.0,
+        oversleep_s: float = 0.0,
     ) -> None:
         super().__init__()
         self._oversleep_s = oversleep_s
         self.number = number
         self.forward_s = forward_s
         self.backward_s = backward_s
+        self.weight_grad_s = weight_grad_s
         self.total = total
         self.weight = nn.Parameter(torch.ones(()))
 
@@ -74,7 +85,11 @@ class VirtualLayer(nn.Module):
                 f"virtual layer {self.number} got the gradient of micro-batch {got:g} where that of {identity:g} was "
                 "due: messages were swapped"
             )
-        self._wait(self.backward_s)
+        if self.products is not None and self.products.waits:
+            self._wait(self.backward_s - self.weight_grad_s)
+            self.products.queue(_WeightWait(self))
+        else:
+            self._wait(self.backward_s)
 
     def _wait(self, seconds: float) -> None:
         end = time.perf_counter() + seconds
@@ -83,6 +98,15 @@ class VirtualLayer(nn.Module):
         # The rest is a few microseconds, or all of a wait too short to sleep.
         while time.perf_counter() < end:
             pass
+
+
+class _WeightWait(NamedTuple):
+    """The wait of one W."""
+
+    layer: VirtualLayer
+
+    def add(self) -> None:
+        self.layer._wait(self.layer.weight_grad_s)  # noqa: SLF001 - of this module
 
 
 class VirtualLoss:
@@ -106,12 +130,19 @@ class VirtualLoss:
 
 
 def virtual_layers(costs: ResolvedCosts, num_microbatches: int) -> list[VirtualLayer]:
-    """Return one layer per stage that takes what ``costs`` say, in seconds."""
-    forward, backward = costs.duration[Kind.F], costs.duration[Kind.B]
+    """Return one layer per stage that takes what ``costs`` say, in seconds; I and W together take what B does."""
+    times = costs.duration
     extra = oversleep_s()
     return [
-        VirtualLayer(number, forward_s=float(f), backward_s=float(b), total=float(num_microbatches), oversleep_s=extra)
-        for number, (f, b) in enumerate(zip(forward, backward, strict=True))
+        VirtualLayer(
+            number,
+            forward_s=float(times[Kind.F, number]),
+            backward_s=float(times[Kind.B, number]),
+            weight_grad_s=float(times[Kind.W, number]),
+            total=float(num_microbatches),
+            oversleep_s=extra,
+        )
+        for number in range(times.shape[1])
     ]
 
 

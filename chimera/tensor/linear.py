@@ -7,14 +7,21 @@ queueing; everything else is computed where autograd does. Knows neither stages 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-__all__ = ["Linear", "WeightProduct", "WeightProducts"]
+__all__ = ["DefersWeights", "Linear", "WeightProduct", "WeightProducts", "WeightWork"]
+
+
+class WeightWork(Protocol):
+    """Work of a backward that can wait until ``W``."""
+
+    def add(self) -> None:
+        """Do it, and add what it gives to the weights' gradients."""
 
 
 class WeightProduct(NamedTuple):
@@ -36,23 +43,23 @@ class WeightProduct(NamedTuple):
 
 
 class WeightProducts:
-    """Where the linear layers of a stage put their products while a backward is split; otherwise they make them."""
+    """Where the layers of a stage put their products while a backward is split; otherwise they make them at once."""
 
     def __init__(self) -> None:
-        self._queue: list[WeightProduct] | None = None
+        self._queue: list[WeightWork] | None = None
 
     @property
     def waits(self) -> bool:
         """Whether products are being queued."""
         return self._queue is not None
 
-    def queue(self, product: WeightProduct) -> None:
+    def queue(self, work: WeightWork) -> None:
         """Keep a product for later."""
         assert self._queue is not None, "products are queued inside queued() alone"
-        self._queue.append(product)
+        self._queue.append(work)
 
     @contextmanager
-    def queued(self) -> Iterator[list[WeightProduct]]:
+    def queued(self) -> Iterator[list[WeightWork]]:
         """Queue the products of the backward inside the block, and give them."""
         assert self._queue is None, "one backward at a time"
         self._queue = []
@@ -62,21 +69,25 @@ class WeightProducts:
             self._queue = None
 
     def serve(self, layers: Sequence[nn.Module]) -> None:
-        """Have every linear layer of ours in ``layers`` put its products here."""
+        """Have every module in ``layers`` whose weight gradient can wait put its products here."""
         for layer in layers:
             for module in layer.modules():
-                if isinstance(module, Linear):
+                if isinstance(module, DefersWeights):
                     module.products = self
 
 
-class Linear(nn.Linear):
-    """``nn.Linear`` whose weight gradient can wait.
+class DefersWeights:
+    """Base of modules whose weight gradient can wait.
 
     Attributes:
-        products: where to put it; None computes as ``nn.Linear`` does.
+        products: where to put it; None where no schedule splits its backward.
     """
 
     products: WeightProducts | None = None
+
+
+class Linear(nn.Linear, DefersWeights):
+    """``nn.Linear`` whose weight gradient can wait; without ``products`` it computes as that does."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as nn.Linear names it
         """Return ``input`` · weightᵀ + bias."""
