@@ -35,6 +35,7 @@ COMMANDS = (
     Command("schedule check", "chimera.cli.schedule_check:schedule_check", "Prove a schedule, or point at its faults."),
     Command("schedule export", "chimera.cli.schedule_export:schedule_export", "Write a schedule as JSON, CSV or text."),
     Command("schedule compare", "chimera.cli.schedule_compare:schedule_compare", "Set schedules side by side."),
+    Command("schedule explain", "chimera.cli.schedule_explain:schedule_explain", "Say what would remove idle time."),
     Command("schedule build", "chimera.cli.schedule_build:schedule_build", "Search the best order for a placement."),
     Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),

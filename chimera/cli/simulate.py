@@ -31,9 +31,9 @@ from chimera.plot import plot_timeline
 from chimera.simulate import Cause, critical_path, gaps, idle_by_cause, simulate
 from chimera.timeline.trace import write_trace
 
-__all__ = ["simulate_command"]
+__all__ = ["CAUSE_HEADINGS", "path_text", "simulate_command"]
 
-_HEADINGS = {
+CAUSE_HEADINGS = {
     Cause.WARM_UP: "warm-up",
     Cause.WAITING: "waiting",
     Cause.COMMUNICATION: "message",
@@ -109,7 +109,7 @@ def _print_page(
         facts["memory"] = (
             f"{_gib(min(timeline.peak_bytes))} to {_gib(max(timeline.peak_bytes))} GiB at the peak of a rank"
         )
-    for label, text in {**facts, "critical path": _path_text(timeline, path)}.items():
+    for label, text in {**facts, "critical path": path_text(timeline, path)}.items():
         print_wrapped(out, text, indent=" " * 16, first=f"  {label:13} ")
     out.print()
     print_table(out, *_rank_table(timeline, idle))
@@ -124,7 +124,7 @@ def _rank_table(timeline: Timeline, idle: Mapping[Cause, NDArray[np.float64]]) -
         "rank": [str(rank) for rank in range(timeline.num_ranks)],
         "busy": [number(time) for time in timeline.busy.tolist()],
         "idle": [number(time) for time in (timeline.makespan - timeline.busy).tolist()],
-        **{_HEADINGS[cause]: [number(time) for time in idle[cause].tolist()] for cause in causes},
+        **{CAUSE_HEADINGS[cause]: [number(time) for time in idle[cause].tolist()] for cause in causes},
         "peak\nactiv.": [number(peak) for peak in timeline.peak_activations],
     }
     if timeline.peak_bytes is not None:
@@ -132,7 +132,7 @@ def _rank_table(timeline: Timeline, idle: Mapping[Cause, NDArray[np.float64]]) -
     return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
 
 
-def _path_text(timeline: Timeline, path: list[Span]) -> str:
+def path_text(timeline: Timeline, path: list[Span]) -> str:
     """Say what the critical path is made of."""
     parts = [f"{counted(count, noun)} ({number(time)})" for noun, (count, time) in _path_parts(path).items()]
     between = timeline.makespan - sum(span.end - span.start for span in path)

@@ -69,13 +69,13 @@ def test_nothing_asked_is_wrong_usage(capsys):
             ["schedule", "sho", "1f1b"],
             (
                 "'chimera schedule' has no 'sho' (did you mean 'show'?); "
-                "it has: list, show, check, export, compare, build"
+                "it has: list, show, check, export, compare, explain, build"
             ),
         ),
         (
             ["schedule"],
             (
-                "'chimera schedule' needs one of: list, show, check, export, compare, build; "
+                "'chimera schedule' needs one of: list, show, check, export, compare, explain, build; "
                 "'chimera schedule --help' describes them"
             ),
         ),
