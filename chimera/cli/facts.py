@@ -4,13 +4,14 @@ import numpy as np
 
 from chimera.ir.action import Kind
 from chimera.ir.checks_messages import Routing
-from chimera.ir.costs import MODEL_UNIT
+from chimera.ir.costs import MODEL_UNIT, Costs, StageCosts
 from chimera.ir.rows import Rows
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
 from chimera.ir.versions import weight_versions
 
 __all__ = [
+    "bytes_per_rank",
     "counted",
     "is_synchronous",
     "messages_per_rank",
@@ -102,6 +103,25 @@ def messages_per_rank(schedule: Schedule) -> tuple[int, ...]:
     """
     rows = Rows.of(schedule)
     sent = np.bincount(rows.rank[Routing.of(rows).producer], minlength=schedule.num_ranks)
+    return tuple(sent.tolist())
+
+
+def bytes_per_rank(schedule: Schedule, costs: Costs | StageCosts) -> tuple[float, ...] | None:
+    """Return the bytes each rank sends in a step; None where the costs know of no bytes.
+
+    >>> schedule = Schedule.from_text(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"], routes=[[0, 1]])
+    >>> costs = StageCosts(forward_s=[1, 1], backward_s=[2, 2], message_bytes=[500], bandwidth_bytes_per_s=1e9)
+    >>> bytes_per_rank(schedule, costs), bytes_per_rank(schedule, Costs())
+    ((1000.0, 1000.0), None)
+    """
+    if isinstance(costs, Costs) or costs.message_bytes is None:
+        return None
+    rows = Rows.of(schedule)
+    messages = Routing.of(rows)
+    # An activation comes to its stage over the boundary before it, a gradient over the one behind it.
+    boundary = messages.stage - messages.forward
+    size = np.asarray(costs.message_bytes, np.float64)[boundary] * schedule.microbatch_share
+    sent = np.bincount(rows.rank[messages.producer], weights=size, minlength=schedule.num_ranks)
     return tuple(sent.tolist())
 
 

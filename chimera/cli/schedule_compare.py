@@ -9,7 +9,15 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from chimera.cli.facts import is_synchronous, messages_per_rank, number, step_facts, units_text, weight_copies
+from chimera.cli.facts import (
+    bytes_per_rank,
+    is_synchronous,
+    messages_per_rank,
+    number,
+    step_facts,
+    units_text,
+    weight_copies,
+)
 from chimera.cli.options import (
     CostOptions,
     FileOption,
@@ -41,9 +49,11 @@ _HEADINGS = (
     "messages\nper rank",
     "sync",
 )
+_BYTES_HEADING = "MiB\nsent"
 _LEGEND = (
     "Bubble: idle time as a share of the total and of the ideal time. Peak activations: of the ranks that hold least "
-    "and most. Messages: sent by the busiest rank. Sync: one optimizer step after all micro-batches."
+    "and most. Weight copies: on one rank, with all versions of an asynchronous schedule. Messages: sent by the "
+    "busiest rank. Sync: one optimizer step after all micro-batches."
 )
 
 
@@ -69,7 +79,7 @@ def schedule_compare(
         costs: in units of 1/p of the model for one micro-batch, or a FILE in seconds and bytes
         reduce: where gradient reductions start (default: end, if they take time)
         json: print a JSON list instead
-        out: also draw all timelines, one under the other, into FILE (.pdf, .png or .svg)
+        out: also draw all timelines, one under the other with their memory beneath, into FILE (.pdf, .png or .svg)
     """
     if not names:
         raise UsageError("compare needs a schedule; try: compare gpipe 1f1b chimera --ranks 8 --microbatches 8")
@@ -80,22 +90,24 @@ def schedule_compare(
         check(schedule)
     timelines = [simulate(schedule, model) for schedule in schedules]
     if out is not None:
-        plot_timeline(list(zip(names, timelines, strict=True)), out)
+        plot_timeline(list(zip(names, timelines, strict=True)), out, memory=True)
         print(f"wrote {out}", file=sys.stderr)
+    sent = [bytes_per_rank(schedule, model) for schedule in schedules]
     if json:
-        facts = [_as_dict(*each) for each in zip(names, schedules, timelines, strict=True)]
+        facts = [_as_dict(*each) for each in zip(names, schedules, timelines, sent, strict=True)]
         print(json_form.dumps(facts, indent=1, ensure_ascii=False))
     else:
-        rows = [_cells(*each) for each in zip(names, schedules, timelines, strict=True)]
+        rows = [_cells(*each) for each in zip(names, schedules, timelines, sent, strict=True)]
+        headings = _HEADINGS if None in sent else (*_HEADINGS, _BYTES_HEADING)
         terminal = console()
-        print_table(terminal, _HEADINGS, rows)
+        print_table(terminal, headings, rows)
         terminal.print()
         print_wrapped(terminal, f"{units_text(timelines[0].unit)} {_LEGEND}")
 
 
-def _cells(name: str, schedule: Schedule, timeline: Timeline) -> list[str]:
+def _cells(name: str, schedule: Schedule, timeline: Timeline, sent: tuple[float, ...] | None) -> list[str]:
     peaks = timeline.peak_activations
-    return [
+    cells = [
         name,
         number(timeline.makespan),
         number(timeline.span),
@@ -106,9 +118,10 @@ def _cells(name: str, schedule: Schedule, timeline: Timeline) -> list[str]:
         number(max(messages_per_rank(schedule))),
         "yes" if is_synchronous(schedule) else "no",
     ]
+    return cells if sent is None else [*cells, number(max(sent) / 2**20)]
 
 
-def _as_dict(name: str, schedule: Schedule, timeline: Timeline) -> dict[str, object]:
+def _as_dict(name: str, schedule: Schedule, timeline: Timeline, sent: tuple[float, ...] | None) -> dict[str, object]:
     peaks = timeline.peak_activations
     return {
         "schedule": name,
@@ -117,5 +130,6 @@ def _as_dict(name: str, schedule: Schedule, timeline: Timeline) -> dict[str, obj
         "most_peak_activations": max(peaks),
         "weight_copies": weight_copies(schedule),
         "messages_per_rank": max(messages_per_rank(schedule)),
+        "bytes_per_rank": None if sent is None else max(sent),
         "synchronous": is_synchronous(schedule),
     }

@@ -1,6 +1,7 @@
 """The schedule commands: what they print, and what they say to a misuse."""
 
 import json
+import re
 import resource
 import statistics
 import subprocess
@@ -177,6 +178,27 @@ def test_compare_as_json(capsys):
     assert both["bubble_of_total"] == pytest.approx(0.25, abs=1e-12)
 
 
+def test_compare_counts_the_bytes_that_a_costs_file_knows(capsys, tmp_path):
+    """With sizes of messages the busiest rank's bytes are in the table and the list; without, no column is empty."""
+    costs = tmp_path / "costs.json"
+    document = {"format": "chimera-costs", "version": 1, "forward_s": [0.01] * 4, "backward_s": [0.02] * 4}
+    document |= {"message_bytes": [2**20, 3 * 2**20, 2**21], "bandwidth_bytes_per_s": 1e9}
+    costs.write_text(json.dumps(document), encoding="utf-8")
+    words = ["schedule", "compare", "1f1b", "chimera", "--costs", str(costs), *SIZES]
+    assert main([*words, "--json"]) == 0
+    one, both = json.loads(capsys.readouterr().out)
+    # 1F1B: rank 2 sends four activations over the last boundary, and four gradients over the middle one.
+    assert (one["bytes_per_rank"], one["messages_per_rank"]) == ((4 * 2 + 4 * 3) * 2**20, 8)
+    # Chimera: a rank in the middle sends half of what both of its stages send there.
+    assert both["bytes_per_rank"] == (2 * 3 + 2 * 1 + 2 * 2 + 2 * 3) * 2**20
+    assert main(words) == 0
+    head, second, *rows = capsys.readouterr().out.splitlines()
+    assert (head.split()[-1], second.split()[-1]) == ("MiB", "sent")
+    assert [row.split()[-1] for row in rows[:2]] == ["20", "18"]
+    assert main(["schedule", "compare", "1f1b", *SIZES, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["bytes_per_rank"] is None
+
+
 def test_compare_counts_versions_of_the_weights(capsys):
     """An asynchronous schedule is said to be one, and each version of its weights counts as a copy."""
     words = ["pipedream", "pipedream-2bw", "zb-v", "--ranks", "4", "--microbatches", "8", "--updates", "2", "--json"]
@@ -202,7 +224,8 @@ def test_compare_draws_one_figure_with_the_files_it_is_given(capsys, tmp_path):
     out, err = capsys.readouterr()
     assert err == f"wrote {figure}\n"
     assert out.splitlines()[3].split()[1:3] == ["6", "6"]
-    assert figure.stat().st_size > 1000
+    # One panel of each timeline and one of its memory beneath.
+    assert re.findall(r"<!-- (\S+) .*·", figure.read_text(encoding="utf-8")) == ["1f1b", "memory", str(path), "memory"]
 
 
 def test_list_holds_the_registry(capsys):
