@@ -1,0 +1,48 @@
+"""``chimera bench runtime`` measures ours and torch's in turn and prints one table or one JSON document."""
+
+import json
+
+import pytest
+
+from chimera.cli.main import main
+
+
+def test_it_prints_ideal_measured_and_cpu_time_of_both(capfd):
+    """Each row has its ideal, which no measured step beats, and its CPU time; torch's rows bear its name."""
+    arguments = "bench runtime 1f1b --ranks 2 --microbatches 2 --forward-ms 4 --backward-ms 8 --message-bytes 1024"
+    assert main([*arguments.split(), "--runs", "1", "--against", "torch", "--json"]) == 0
+    rows = json.loads(capfd.readouterr().out)
+    assert [row["name"] for row in rows] == ["1f1b", "torch 1f1b"]
+    for row in rows:
+        assert row["ideal_s"] == pytest.approx(0.036)
+        assert row["step_s"] >= row["ideal_s"]
+        assert row["ratio"] == pytest.approx(row["step_s"] / row["ideal_s"])
+        assert len(row["runs_s"]) == 1
+        # Two ranks: a pair is four actions.
+        assert row["cpu_us_per_pair"] == pytest.approx(4 * row["cpu_us_per_action"])
+        assert row["cpu_us_per_action"] > 0
+
+
+def test_a_schedule_that_torch_has_not_stands_beside_all_that_it_has(capfd):
+    """The table names the best of both."""
+    arguments = "bench runtime chimera --ranks 2 --microbatches 2 --forward-ms 1 --backward-ms 1 --message-bytes 64"
+    assert main([*arguments.split(), "--runs", "1", "--against", "torch"]) == 0
+    printed = capfd.readouterr().out
+    for name in ("chimera", "torch gpipe", "torch 1f1b", "torch interleaved", "torch looped-bfs"):
+        assert f"\n{name} " in printed
+    assert "Best of torch here: " in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "bench runtime needs a schedule"),
+        ("1f1b --ranks 2 --microbatches 2 --runs 0", "--runs 0: needed: at least 1"),
+        ("1f1b --ranks 2 --microbatches 2 --message-bytes 2", "--message-bytes 2: needed: at least 4"),
+        ("1f1b --ranks 2 --microbatches 2 --forward-ms -1", "needed: at least 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(arguments, message, capsys):
+    """Wrong sizes end with code 2 before any process starts."""
+    assert main(["bench", "runtime", *arguments.split()]) == 2
+    assert message in capsys.readouterr().err
