@@ -14,7 +14,7 @@ from chimera.schedules.search.searching import search
 
 __all__ = ["chimera_zb"]
 
-_EFFORT: Final = 50_000
+_EFFORT: Final = 30_000
 """Enough where no short list of rules meets the bound, and fast; most sizes take one rule."""
 
 

@@ -6,11 +6,14 @@ schedule that refuses the sizes is passed over.
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from chimera.errors import ChimeraError
 from chimera.ir.action import Kind
 from chimera.ir.memory import peak_activations
-from chimera.ir.schedule import Schedule
+from chimera.ir.schedule import Placement, Schedule
+from chimera.schedules.chimera import UNITS
 from chimera.schedules.registry import SCHEDULES, ScheduleFamily
 from chimera.schedules.search.problem import Problem
 from chimera.simulate import simulate
@@ -21,23 +24,30 @@ __all__ = ["answers", "published"]
 def published(problem: Problem) -> Iterator[Schedule]:
     """Yield every schedule of the registry that the problem allows, under its own name."""
     for family in SCHEDULES.values():
-        schedule = _built(family, problem)
-        if schedule is not None and answers(schedule, problem):
-            yield schedule
+        for options in _options(family, problem.placement):
+            schedule = _built(family, problem, options)
+            if schedule is not None and answers(schedule, problem):
+                unit = options.get("unit", UNITS[0])
+                yield schedule if unit == UNITS[0] else replace(schedule, name=f"{schedule.name} --unit {unit}")
 
 
-def _built(family: ScheduleFamily, problem: Problem) -> Schedule | None:
+def _options(family: ScheduleFamily, placement: Placement) -> Iterator[dict[str, Any]]:
+    """Yield the options with which a family may have the placement; the default ones for those not named here."""
+    chunks, rest = divmod(placement.num_stages, placement.num_ranks)
+    sizes = {"chunks": chunks, "waves": chunks // 2, "pairs": len(placement.routes) // 2}
+    options = {name: value for name, value in sizes.items() if name in family.options}
+    if rest or not all(options.values()):
+        return
+    if "unit" not in family.options:
+        yield options
+        return
+    for unit in UNITS:
+        yield {**options, "unit": unit}
+
+
+def _built(family: ScheduleFamily, problem: Problem, options: dict[str, Any]) -> Schedule | None:
     """Build a family's schedule in the problem's sizes; None where it takes other ones."""
     placement = problem.placement
-    options = {}
-    if "chunks" in family.options:
-        if placement.num_stages % placement.num_ranks:
-            return None
-        options["chunks"] = placement.num_stages // placement.num_ranks
-    if "pairs" in family.options:
-        if len(placement.routes) % 2:
-            return None
-        options["pairs"] = len(placement.routes) // 2
     try:
         # Few micro-batches tell the placement; the whole step is built only where it fits.
         if family.build(placement.num_ranks, 2 * placement.num_ranks, **options).placement != placement:
