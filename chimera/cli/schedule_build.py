@@ -105,6 +105,7 @@ in 40GiB, with a costs file that knows them
     if exact and found.gap:
         found = closed(problem, found, seed=seed)
     check(found.schedule, memory_limit=problem.memory_limit)
+    assert answers(found.schedule, problem), "the schedule found is not of the problem, or over its limit in bytes"
     if out is not None:
         write_schedule(found.schedule, out)
         print(f"wrote {out}", file=sys.stderr)

@@ -16,6 +16,7 @@ from chimera.ir.checks import violations
 from chimera.ir.schedule import Schedule
 from chimera.schedules.search.bounds import Bound
 from chimera.schedules.search.problem import Problem
+from chimera.schedules.search.published import answers
 from chimera.schedules.search.searching import Found, value_of
 from chimera.simulate import simulate
 
@@ -52,7 +53,8 @@ def closed(problem: Problem, found: Found, *, limit: float = DEFAULT_LIMIT, seed
         return result
     schedule = model.schedule(found.schedule.name)
     timeline = simulate(schedule, problem.costs)
-    if value_of(timeline, found.objective) >= found.value or violations(schedule, memory_limit=problem.memory_limit):
+    # Memory was rounded in the model's favour, so the answer is asked again.
+    if value_of(timeline, found.objective) >= found.value or violations(schedule) or not answers(schedule, problem):
         return result
     return replace(result, schedule=schedule, timeline=timeline, origin="exact solver")
 
