@@ -68,6 +68,30 @@ def test_a_run_says_what_it_is(trained, folder):
     assert lines[-1] == f"newest checkpoint {folder / 'trained' / 'checkpoints' / 'step-00000004'}"
 
 
+HAND = """name: "by-hand"
+routes: 0 1 1 0
+microbatches: 0 0 0 0
+0F0 0F1 3F0 3I0 3F1 3I1 3W0 0B0 0F2 0F3 3F2 3B2 0I1 3W1 3F3 3B3 0B2 0W1 0B3
+1F0 2F0 1F1 2F1 2I0 1I0 2W0 1W0 1F2 2F2 2B1 1B1 1F3 2F3 2B2 1B2 2B3 1B3
+"""
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_schedule_written_by_hand_trains(folder):
+    """A schedule's file by its path, an order of nobody with whole and split backwards, makes a named one's steps."""
+    path = folder / "hand.txt"
+    path.write_text(HAND, encoding="utf-8")
+    more = ["--schedule.name", str(path), "--schedule.microbatches", "none"]
+    done = subprocess.run(
+        [*CHIMERA, *words(folder, "hand", *more)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "schedule  by-hand, 4 micro-batches of 2 samples; layers per stage 1 1 1 1" in done.stdout
+    by_hand, by_name = ([row["loss"] for row in rows(folder, out)] for out in ("hand", "trained"))
+    assert len(by_hand) == 4
+    assert by_hand == pytest.approx(by_name[:4], rel=1e-5)
+
+
 def test_metrics_have_the_agreed_keys(trained, folder):
     """Each row has exactly the nine keys."""
     keys = "step loss mlm_loss nsp_loss grad_norm lr tokens_per_s step_s bubble_fraction".split()  # noqa: SIM905
