@@ -30,6 +30,8 @@ _MARGINS_IN: Final = 0.62
 _SIDES_IN: Final = 1.0
 _MEMORY_ROW_IN: Final = 0.19
 _LEGEND_IN: Final = 0.55
+_LEGEND_COLUMNS: Final = 5
+"""More of the longest labels than this do not fit side by side."""
 _MAX_HEIGHT_IN: Final = 40.0
 _BAR_HEIGHT: Final = 0.84
 _STRIP_HEIGHT: Final = 0.16
@@ -121,7 +123,7 @@ def _draw(timelines: Sequence[tuple[str, Timeline]], *, memory: bool, width_in: 
     figure.legend(
         handles=list(_legend([timeline for _, timeline in timelines])),
         loc="outside lower center",
-        ncols=8,
+        ncols=_LEGEND_COLUMNS,
         frameon=False,
         fontsize=8.5,
         handlelength=1.2,
