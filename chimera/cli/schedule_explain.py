@@ -27,7 +27,7 @@ from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.ir.action import Kind
 from chimera.ir.checks import check
 from chimera.ir.schedule import Schedule
-from chimera.ir.timeline import Span, Timeline
+from chimera.ir.timeline import Lane, Span, Timeline
 from chimera.passes.derived import compute_only
 from chimera.schedules import SCHEDULES
 from chimera.simulate import Cause, Gap, critical_path, gaps, idle_by_cause, simulate
@@ -125,9 +125,11 @@ def _rank_table(timeline: Timeline, found: Sequence[Gap], path: list[Span]) -> t
 
 
 def _time_on_path(path: Iterable[Span], num_ranks: int) -> list[float]:
+    """Return the time of the path's computations and reductions on each rank; a message is no work of a rank."""
     times = np.zeros(num_ranks)
     for span in path:
-        times[span.rank] += span.end - span.start
+        if span.lane in {Lane.COMPUTE, Lane.REDUCE}:
+            times[span.rank] += span.end - span.start
     held: list[float] = times.tolist()
     return held
 

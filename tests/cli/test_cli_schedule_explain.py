@@ -133,6 +133,10 @@ def test_causes_fill_the_idle_time(capsys):
     for rank in document["per_rank"]:
         awaited = sum(each["time"] for each in rank["waits_for"])
         assert awaited == pytest.approx(rank["idle"]["waiting"] + rank["idle"]["communication"])
+    work = [span for span in document["critical_path"] if "SEND" not in span["action"]]
+    assert len(work) < len(document["critical_path"])
+    on_path = sum(rank["on_critical_path"] for rank in document["per_rank"])
+    assert on_path == pytest.approx(sum(span["end"] - span["start"] for span in work))
     assert document["critical_path"][0]["start"] == 0.0
     assert document["critical_path"][-1]["end"] == document["makespan"]
 
