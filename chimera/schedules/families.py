@@ -19,6 +19,7 @@ from chimera.schedules.interleaved import interleaved
 from chimera.schedules.looped_bfs import looped_bfs
 from chimera.schedules.one_f_one_b import one_f_one_b
 from chimera.schedules.pipedream import pipedream, pipedream_2bw
+from chimera.schedules.search.chimera_zb import chimera_zb
 from chimera.schedules.v_shaped import v_half, v_min, zb_v
 from chimera.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
@@ -84,6 +85,16 @@ FAMILIES: Final = (
         memory="weights 2f, activations p−p/(2f)+1 … p for m = p; up to 2p with unit double",
         options=("pairs", "unit"),
         build=chimera,
+    ),
+    ScheduleFamily(
+        name="chimera-zb",
+        summary="Chimera's pipelines with split backward, in the order that the list scheduler finds",
+        source="placement Li and Hoefler, SC 2021 (arXiv 2107.06925), §3; the order is ours (docs/search.md)",
+        requires="p even, f divides p/2, any m",
+        bubble="(p−2f)/(6fm+p−2f) of total for F = I = W and m a multiple of p",
+        memory="weights 2f, activations at most p",
+        options=("pairs",),
+        build=chimera_zb,
     ),
     ScheduleFamily(
         name="looped-bfs",

@@ -249,7 +249,7 @@ def test_list_holds_the_registry(capsys):
         (["check", "1f1b", "--ranks", "8"], "1f1b needs --microbatches, as in: 1f1b --ranks 8 --microbatches 8"),
         (
             ["show", "chimaera", *SIZES],
-            "'chimaera' is neither a schedule (did you mean 'chimera'?) nor a file; the schedules are: "
+            "'chimaera' is neither a schedule (did you mean 'chimera' or 'chimera-zb'?) nor a file; the schedules are: "
             + ", ".join(SCHEDULES),
         ),
         (

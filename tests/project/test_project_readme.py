@@ -69,7 +69,7 @@ def test_the_training_script_runs_under_torchrun(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
-    losses = re.findall(r"loss (\S+)", done.stdout)
+    losses = re.findall(r"loss (\d+\.\d{3})", done.stdout)
     assert (len(losses), len(set(losses))) == (4, 1)
 
 

@@ -56,7 +56,7 @@ def test_registry_cannot_be_changed():
 def test_unknown_name():
     """An unknown schedule names the nearest and all known ones."""
     assert refusal("chimra") == (
-        f"no schedule is named 'chimra' (did you mean 'chimera'?); known: {', '.join(SCHEDULES)}"
+        f"no schedule is named 'chimra' (did you mean 'chimera' or 'chimera-zb'?); known: {', '.join(SCHEDULES)}"
     )
     assert [*SCHEDULES][:4] == ["gpipe", "1f1b", "interleaved", "chimera"]
 
@@ -67,7 +67,7 @@ def test_unknown_name():
         ("gpipe", "chunks", 2, "interleaved, looped-bfs, interleaved-zb"),
         ("gems", "waves", 1, "hanayo, bitpipe"),
         ("pipedream", "updates", 1, "pipedream-2bw"),
-        ("1f1b", "pairs", 1, "chimera"),
+        ("1f1b", "pairs", 1, "chimera, chimera-zb"),
         ("interleaved", "unit", "double", "chimera"),
         ("chimera", "chunks", 1, "interleaved, looped-bfs, interleaved-zb"),
     ],
