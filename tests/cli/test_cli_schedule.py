@@ -2,8 +2,6 @@
 
 import json
 import re
-import resource
-import statistics
 import subprocess
 import sys
 
@@ -347,18 +345,6 @@ def test_nothing_heavy_is_loaded(words):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == "0 []\n"
-
-
-def test_show_answers_at_once():
-    """Drawing a schedule of eight ranks takes under half a second of processor time, the median of five calls."""
-    words = ["schedule", "show", "chimera", "--ranks", "8", "--microbatches", "8"]
-    taken = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "chimera", *words], capture_output=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert statistics.median(taken) < 0.5
 
 
 def test_the_registry_builds_what_the_command_exports(capsys):

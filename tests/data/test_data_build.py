@@ -2,7 +2,6 @@ import json
 import multiprocessing
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -39,26 +38,14 @@ def cached_files(tmp_path):
 
 @pytest.fixture(scope="module")
 def bundled(tmp_path_factory):
-    """The bundled corpus with an empty cache, then with a full one, and the seconds that each took."""
+    """The bundled corpus with an empty cache, then with a full one."""
     cache = str(tmp_path_factory.mktemp("cache"))
-    data, seconds = [], []
-    for _ in range(2):
-        start = time.process_time()
-        data.append(build_data(DataConfig(cache_dir=cache, sequence_length=64)))
-        seconds.append(time.process_time() - start)
-    return data, seconds
-
-
-def test_the_bundled_corpus_is_ready_in_seconds(bundled):
-    """Fifteen seconds of processor time when first used, two from the cache."""
-    _, (cold, warm) = bundled
-    assert cold < 15
-    assert warm < 2
+    return [build_data(DataConfig(cache_dir=cache, sequence_length=64)) for _ in range(2)]
 
 
 def test_the_bundled_corpus_has_the_promised_shape(bundled):
     """Documents, vocabulary, entropy and next-sentence starts of the default configuration."""
-    (data, again), _ = bundled
+    data, again = bundled
     assert (data.num_documents, data.num_train_documents, data.num_heldout_documents) == (1453, 1380, 73)
     assert data.vocab_size == data.tokenizer.vocabulary.size == 4096
     assert data.num_train_tokens > 1_400_000
@@ -69,15 +56,6 @@ def test_the_bundled_corpus_has_the_promised_shape(bundled):
     for side, other in ((data.train, again.train), (data.heldout, again.heldout)):
         assert len(side) == len(other)
         assert all(np.array_equal(side[len(side) + 3][key], other[len(side) + 3][key]) for key in side[0])
-
-
-def test_samples_of_the_bundled_corpus_are_made_fast(bundled):
-    """At least 3,000 samples a second of one core at sequence length 64."""
-    (data, _), _ = bundled
-    start = time.process_time()
-    for index in range(1000):
-        data.train[index]
-    assert 1000 / (time.process_time() - start) > 3000
 
 
 def test_another_process_makes_the_same_samples(config, tmp_path):

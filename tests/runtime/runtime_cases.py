@@ -76,7 +76,7 @@ TEXTS = {
 
 
 # Schedules with I and W in place of B, or with both; on one route and on two, with one stage per rank and with more.
-SPLIT = ("zb-h1", "interleaved-zb", "zb-v", "v-half", "dualpipe", "bitpipe")
+SPLIT = ("zb-h1", "interleaved-zb", "zb-v", "v-half", "bitpipe")
 
 
 @functools.cache
