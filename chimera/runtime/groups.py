@@ -47,7 +47,7 @@ def check_world_size(world_size: int, pipeline: int, data: int | None = None) ->
     return data
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Groups:
     """This rank's place and communicators; a group of one rank is None, and needs no communication.
 

@@ -109,10 +109,6 @@ class Stage:
         for product in self._waiting.pop(microbatch):
             product.add()
 
-    def forget(self, microbatch: int) -> None:
-        """Drop what ``forward`` kept, for a step without backward."""
-        self._saved.pop(microbatch)
-
     def assert_empty(self) -> None:
         """Assert that every forward had its backward."""
         assert not self._saved, f"forwards without a backward: micro-batches {sorted(self._saved)}"

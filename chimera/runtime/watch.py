@@ -8,6 +8,7 @@ of the others hear of it there and end their waits, so that no rank waits for on
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -39,8 +40,9 @@ class Watch:
     Args:
         store: the job's store.
         rank, size: this rank and how many there are.
-        here: asked for the place in the program and the action there, both None between programs.
-        end_waits: called from the thread when some rank reports a failure.
+        here: a method, asked for the place in the program and the action there, both None between programs; when its
+            object is gone, the watch ends.
+        end_waits: a method, called from the thread when some rank reports a failure.
     """
 
     def __init__(
@@ -56,15 +58,17 @@ class Watch:
         self._store = PrefixStore("watch", store)
         self._rank = rank
         self._size = size
-        self._here = here
-        self._end_waits = end_waits
+        # Weakly: the thread would otherwise keep a pipeline that nobody uses any more, and its connections, alive.
+        self._here = weakref.WeakMethod(here)
+        self._end_waits = weakref.WeakMethod(end_waits)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="chimera-watch", daemon=False)
         self._thread.start()
 
     def publish(self) -> None:
         """Tell the store where this rank is."""
-        place = Position(self.activity, *self._here(), time.time())
+        here = self._here()
+        place = Position(self.activity, *(here() if here else (None, None)), time.time())
         self._store.set(f"position/{self._rank}", json.dumps(asdict(place)))
 
     def close(self) -> None:
@@ -94,16 +98,17 @@ class Watch:
 
     def _run(self) -> None:
         # Not a daemon: caught inside the store as the interpreter goes down, one would take the process with it. This
-        # one ends with the main thread.
+        # one ends with the main thread, or with its owner.
         due = 0.0
-        while not self._stop.wait(_NAP_S) and threading.main_thread().is_alive():
+        while not self._stop.wait(_NAP_S) and threading.main_thread().is_alive() and self._here() is not None:
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + _INTERVAL_S
             try:
                 self.publish()
-                if self._store.check([_REPORT]):
-                    self._end_waits()
+                end_waits = self._end_waits()
+                if end_waits is not None and self._store.check([_REPORT]):
+                    end_waits()
                     return
             except RuntimeError:
                 # The store went away with the job; the main thread's own wait tells the user why.
