@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from promises import END_AFTER_DEATH_S, END_AFTER_TIME_OUT_S
 from small_runs import living, ranks_below, small_overrides
 
 from chimera.cli.main import main
@@ -140,7 +141,7 @@ def test_nothing_left_is_said(trained, folder, capfd):
             ["--train.out", "{}/new", "--parallel.pipeline", "3"],
             (2, r"try --ranks 2 or 4 \(--ranks is parallel.pipeline"),
         ),
-        (["--train.out", "{}/new", "--schedule.name", "chimra"], (2, r"did you mean 'chimera'\?")),
+        (["--train.out", "{}/new", "--schedule.name", "chimra"], (2, r"did you mean 'chimera' or 'chimera-zb'\?")),
         (["--train.out", "{}/new", "--runtime.device", "cuda"], (2, r"torch finds no CUDA device here")),
         (
             ["--train.out", "{}/nan", "--optimizer.learning-rate", "1e30", "--optimizer.clip-norm", "none"],
@@ -207,12 +208,12 @@ def test_a_killed_rank_ends_the_run(folder, capfd):
         assert len(ranks) == 4
         os.kill(ranks[2], signal.SIGKILL)
         began = time.monotonic()
-        _, err = process.communicate(timeout=30)
-        assert time.monotonic() - began < 10
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - began < END_AFTER_DEATH_S
         assert process.returncode == 1
         assert re.match(r"error: rank 2 was ended by SIGKILL", err)
         assert re.search(r"what every rank was doing:(\n  rank \d: .+){4}", err)
-        assert all_ended(ranks, 1.0)
+        assert all_ended(ranks, 10.0)
     last = max(int(path.name[5:]) for path in (folder / "killed" / "checkpoints").glob("step-*"))
     more = ["--parallel.pipeline", "4", "--train.steps", str(last + 2), "--resume"]
     assert main(words(folder, "killed", *more)) == 0
@@ -225,24 +226,25 @@ def test_a_stalled_rank_ends_the_run(folder):
     with running(folder, "stalled", "--runtime.timeout-s", "3") as (process, ranks):
         os.kill(ranks[1], signal.SIGSTOP)
         began = time.monotonic()
-        _, err = process.communicate(timeout=30)
-        assert time.monotonic() - began < 3 + 10
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - began < 3 + END_AFTER_TIME_OUT_S
         assert process.returncode == 1
-        assert re.match(r"error: rank 0 gave up: ", err)
+        # In a step the runtime says it, between steps (in a save, say) the launcher.
+        assert re.match(r"error: (rank 0 gave up: |summing over ranks 0, 1 failed: )", err)
         assert re.search(r"what every rank was doing:(\n  rank \d: .+){2}", err)
-        assert all_ended(ranks, 1.0)
+        assert all_ended(ranks, 10.0)
 
 
 def test_an_interrupt_says_how_to_go_on(folder):
     """Control-C ends every rank, and the message names the newest checkpoint."""
     with running(folder, "interrupted") as (process, ranks):
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == 1
         assert re.match(
             r"error: interrupted after step \d+; the newest checkpoint is \S+step-\d+, --resume goes on", err
         )
-        assert all_ended(ranks, 1.0)
+        assert all_ended(ranks, 10.0)
 
 
 def joined(rank, size, port):

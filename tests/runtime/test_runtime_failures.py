@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from promises import END_AFTER_DEATH_S, END_AFTER_TIME_OUT_S
 
 import chimera
 
 PROGRAM = Path(__file__).with_name("runtime_victim.py")
-AFTER_A_DEATH_S = 10.0
-AFTER_THE_TIME_OUT_S = 10.0
 STARTER = -1
 
 
@@ -83,7 +82,7 @@ def assert_one_report(ended, world, victim, action):
 def test_a_killed_rank_ends_the_job(run_job, world, victim, action):
     """SIGKILL in the middle of a step, with one or two replicas: the others exit within ten seconds and name it."""
     ended = run_job(world, victim, fate="kill", timeout_s=300)
-    assert_all_gave_up(ended, set(range(world)) - {victim}, AFTER_A_DEATH_S)
+    assert_all_gave_up(ended, set(range(world)) - {victim}, END_AFTER_DEATH_S)
     assert_one_report(ended, world, victim, action)
 
 
@@ -91,12 +90,12 @@ def test_a_killed_rank_ends_the_job(run_job, world, victim, action):
 def test_a_stalled_rank_ends_the_job_within_the_time_out(run_job, fate):
     """A rank that is stopped or sleeps: the others exit within the time-out and ten seconds, and name its action."""
     ended = run_job(4, 1, fate=fate, timeout_s=3)
-    assert_all_gave_up(ended, {0, 2, 3}, 3 + AFTER_THE_TIME_OUT_S)
+    assert_all_gave_up(ended, {0, 2, 3}, 3 + END_AFTER_TIME_OUT_S)
     assert_one_report(ended, 4, 1, "1F1")
 
 
 def test_the_death_of_the_rank_that_hosts_the_store_ends_the_job(run_job):
     """Without the store nobody can say what the others did, but all exit within ten seconds, and say that."""
     ended = run_job(4, 0, fate="kill", timeout_s=300, host=0)
-    assert_all_gave_up(ended, {1, 2, 3}, AFTER_A_DEATH_S)
+    assert_all_gave_up(ended, {1, 2, 3}, END_AFTER_DEATH_S)
     assert any("the job's store is gone too" in words for words in ended.words.values())

@@ -221,7 +221,11 @@ def test_the_prediction_is_the_simulators(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        ({"schedule__name": "chimaera"}, ConfigError, r"neither a schedule \(did you mean 'chimera'\?\) nor a file"),
+        (
+            {"schedule__name": "chimaera"},
+            ConfigError,
+            r"neither a schedule \(did you mean 'chimera' or 'chimera-zb'\?\)",
+        ),
         ({"schedule__microbatches": "none"}, ConfigError, r"schedule.microbatches is missing"),
         ({"parallel__pipeline": 3}, ConfigError, r"try --ranks 2 or 4 \(--ranks is parallel.pipeline here"),
         ({"parallel__pipeline": 6}, UsageError, r"got 6 stages for 4 layers"),
