@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # public, not listed
 from tyro.conf import Positional, arg
 
+from chimera.cli.contenders import Contender, Measurement, measure, ours, torch_counterparts, torchs
 from chimera.cli.options import Flag, SizeOptions, load_schedule, sizes_for
 from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.errors import UsageError
@@ -23,7 +24,6 @@ from chimera.ir.schedule import Schedule
 from chimera.launch.environment import Place, connected
 from chimera.launch.local import run_local
 from chimera.launch.processes import Tell
-from chimera.runtime.bench import Contender, Measurement, measure, ours, torch_counterparts, torchs
 from chimera.simulate import simulate
 
 __all__ = ["RuntimeRow", "bench_runtime"]
@@ -125,7 +125,7 @@ def bench_runtime(
         message_bytes=message_bytes,
         runs=runs,
     )
-    rows = run_local(_Measure(job), job.ranks, preload=["chimera.runtime.bench", "chimera.cli.bench_runtime"])[0]
+    rows = run_local(_Measure(job), job.ranks, preload=["chimera.cli.contenders", "chimera.cli.bench_runtime"])[0]
     if json:
         print(json_form.dumps([asdict(row) for row in rows], indent=1))
         return
