@@ -1,7 +1,7 @@
 """The CSV form of torch.distributed.pipelining: a row per rank, a cell per action, compute-only or with communication.
 
 It carries one route and whole micro-batches, so other schedules are refused by name. What torch writes and we do not
-run (UNSHARD, RESHARD) is left out with a note; sends, receives and reductions are kept only if they pass the proof.
+run (UNSHARD, RESHARD, WAIT_…) is left out with a note; sends, receives and reductions stay only if they pass the proof.
 """
 
 import re
@@ -16,7 +16,16 @@ from chimera.ir.schedule import Schedule
 
 __all__ = ["from_csv", "to_csv"]
 
-_SHARDING = re.compile(r"\d{1,9}(UNSHARD|RESHARD)", re.ASCII)
+_NEVER_SHARDED = "parameters here are never sharded between steps"
+_WAITED_FOR = "the end of a send or of a reduction is waited for here where it is needed"
+_LEFT_OUT = {
+    "UNSHARD": _NEVER_SHARDED,
+    "RESHARD": _NEVER_SHARDED,
+    "WAIT_REDUCE_GRAD": _WAITED_FOR,
+    "WAIT_SEND_F": _WAITED_FOR,
+    "WAIT_SEND_B": _WAITED_FOR,
+}
+_SHARDING = re.compile(r"\d{1,9}(?:(UNSHARD|RESHARD|WAIT_REDUCE_GRAD)|(WAIT_SEND_[FB])\d{1,9})", re.ASCII)
 
 
 def from_csv(text: str, name: str = "csv") -> tuple[Schedule, tuple[str, ...]]:
@@ -33,7 +42,7 @@ def from_csv(text: str, name: str = "csv") -> tuple[Schedule, tuple[str, ...]]:
         schedule = inferred_schedule(name, programs)
     for operation, count in left_out.items():
         if count:
-            notes.append(f"{count} {operation} left out: parameters here are never sharded between steps")
+            notes.append(f"{count} {operation} left out: {_LEFT_OUT[operation]}")
     proved, note = _with_sound_communication(schedule)
     return proved, (*notes, *note)
 
@@ -70,7 +79,7 @@ def to_csv(schedule: Schedule) -> str:
 
 
 def _cells(text: str) -> tuple[list[tuple[Instruction, ...]], dict[str, int]]:
-    left_out = {"UNSHARD": 0, "RESHARD": 0}
+    left_out = dict.fromkeys(_LEFT_OUT, 0)
     programs = []
     for row, line in enumerate(text.rstrip().split("\n")):
         program: list[Instruction] = []
@@ -78,8 +87,8 @@ def _cells(text: str) -> tuple[list[tuple[Instruction, ...]], dict[str, int]]:
             token = cell.strip()
             if not token:
                 continue
-            if token.endswith("SHARD") and (match := _SHARDING.fullmatch(token)):
-                left_out[match[1]] += 1
+            if ("SHARD" in token or "WAIT" in token) and (match := _SHARDING.fullmatch(token)):
+                left_out[match[1] or match[2]] += 1
             else:
                 program.append(parse_instruction(token, f"row {row}, column {column}"))
         programs.append(tuple(program))
