@@ -54,6 +54,7 @@ class ResolvedCosts:
             the model for one whole micro-batch.
         activation_bytes: [stage], the same in bytes, where known.
         resident_bytes: [stage], weights and gradients, where known.
+        weight_bytes: [stage], one version of the weights, where known.
     """
 
     unit: str
@@ -62,6 +63,7 @@ class ResolvedCosts:
     activations: NDArray[np.float64]
     activation_bytes: NDArray[np.float64] | None = None
     resident_bytes: NDArray[np.float64] | None = None
+    weight_bytes: NDArray[np.float64] | None = None
 
 
 _OPTIONS: Final = {"reduce": "--reduce-time"}
@@ -259,6 +261,7 @@ class StageCosts:
             activations=_unit_activations(schedule),
             activation_bytes=None if self.activation_bytes is None else np.multiply(self.activation_bytes, share),
             resident_bytes=self._resident_bytes(),
+            weight_bytes=None if self.weight_bytes is None else np.asarray(self.weight_bytes, np.float64),
         )
 
     def split_backward(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

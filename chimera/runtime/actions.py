@@ -22,6 +22,7 @@ from chimera.runtime.recorder import Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.shapes import gradient_spec
 from chimera.runtime.stage import Stage
+from chimera.runtime.updates import Updates
 from chimera.tensor.randomness import Keys
 
 __all__ = ["Actions", "Run"]
@@ -36,7 +37,8 @@ class Run:
         specs: for each micro-batch, what stages give: stage → spec.
         keys: for each micro-batch, its random keys; None in evaluation.
         route_of: for each micro-batch, its route.
-        counts: the whole step's count of each loss term, known before the first backward.
+        update_of: for each micro-batch, the update that its gradients are part of; all 0 where the caller steps.
+        counts: for each update, the count of each loss term, known before the first backward.
         seen: the loss terms seen here so far: name → sums and counts of single micro-batches.
     """
 
@@ -45,9 +47,10 @@ class Run:
     specs: Sequence[dict[int, Spec]]
     keys: Sequence[Keys] | None
     route_of: Sequence[int]
-    counts: Counts
+    update_of: Sequence[int]
+    counts: Sequence[Counts]
     seen: dict[str, tuple[list[torch.Tensor], list[float]]] = field(default_factory=dict)
-    _seeds: dict[str, torch.Tensor] = field(default_factory=dict)
+    _seeds: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
 
     def add(self, terms: Terms) -> None:
         """Add one micro-batch's loss terms."""
@@ -56,11 +59,16 @@ class Run:
             sums.append(total.detach())
             counts.append(count)
 
-    def seed(self, name: str, total: torch.Tensor) -> torch.Tensor:
+    def counts_for(self, microbatch: int) -> Counts:
+        """Return the counts by which a micro-batch's loss is divided: those of its update."""
+        return self.counts[self.update_of[microbatch]]
+
+    def seed(self, microbatch: int, name: str, total: torch.Tensor) -> torch.Tensor:
         """Return 1 / count of a term, as the tensor its backward starts from."""
-        found = self._seeds.get(name)
+        key = self.update_of[microbatch], name
+        found = self._seeds.get(key)
         if found is None or found.dtype is not total.dtype:
-            found = self._seeds[name] = total.new_tensor(1.0 / self.counts[name])
+            found = self._seeds[key] = total.new_tensor(1.0 / self.counts_for(microbatch)[name])
         return found
 
     def sums(self) -> dict[str, tuple[float, float]]:
@@ -78,6 +86,7 @@ class Actions:
         schedule: gives the rank and route of every stage and micro-batch.
         groups, channels, stages, reduction, recorder, executor: this rank's parts.
         loss_fn: applied to the last stage's output and the targets.
+        updates: of an asynchronous schedule; None where the caller steps.
     """
 
     def __init__(
@@ -91,6 +100,7 @@ class Actions:
         recorder: Recorder,
         executor: Executor,
         loss_fn: LossFunction,
+        updates: Updates | None = None,
     ) -> None:
         self._me = groups.pipeline_rank
         self._routes = schedule.placement.routes
@@ -101,7 +111,9 @@ class Actions:
         self._recorder = recorder
         self._executor = executor
         self._loss_fn = loss_fn
-        self._reductions_started: list[tuple[int, Any]] = []
+        self._updates = updates
+        # For each stage whose reduction is under way, where it started and when.
+        self._reducing: dict[int, tuple[int, Any]] = {}
         # What a computation left for a stage on this rank, and what waits to be sent, by the consumer it is for.
         self._here: dict[tuple[Kind, int, int], Tensors] = {}
         self._leaving: dict[tuple[Kind, int, int], Tensors] = {}
@@ -119,6 +131,8 @@ class Actions:
             Kind.REDUCE_GRAD: self._reduce,
             **communication,
         }
+        if updates is not None:
+            self.training = {**updates.around(self.training), Kind.STEP: self._step}
         self.evaluation: Handlers = {Kind.F: self._evaluate, **communication}
 
     def begin(self, run: Run) -> None:
@@ -130,10 +144,11 @@ class Actions:
     def finish(self) -> None:
         """Wait for what is in flight, and assert that nothing was left behind."""
         self._reduction.finish()
-        for position, start in self._reductions_started:
-            self._recorder.add(position, Lane.REDUCE, start, self._recorder.mark())
-        self._reductions_started.clear()
+        for reduced in list(self._reducing):
+            self._record_reduction(reduced)
         self._channels.drain()
+        if self._updates is not None:
+            self._updates.assert_empty()
         for stage in self._stages.values():
             stage.assert_empty()
         assert not self._here, f"results never used: {list(self._here)}"
@@ -182,14 +197,15 @@ class Actions:
         """Evaluate the loss; its terms' sums are the roots, 1 / count over the whole step their seeds."""
         terms = loss_terms(self._loss_fn, _unwrap(outputs), self._run.targets[microbatch])
         self._run.add(terms)
-        unknown = set(terms) - set(self._run.counts)
+        counts = self._run.counts_for(microbatch)
+        unknown = set(terms) - set(counts)
         if unknown:
             raise UsageError(
                 f"loss_fn gave the term {', '.join(sorted(unknown))} for micro-batch {microbatch}, which its counts "
-                f"did not name before (known: {', '.join(self._run.counts)}); a loss gives the same terms every time"
+                f"did not name before (known: {', '.join(counts)}); a loss gives the same terms every time"
             )
-        live = [(name, total) for name, (total, _) in terms.items() if self._run.counts[name]]
-        return tuple(total for _, total in live), tuple(self._run.seed(name, total) for name, total in live)
+        live = [(name, total) for name, (total, _) in terms.items() if counts[name]]
+        return tuple(total for _, total in live), tuple(self._run.seed(microbatch, name, total) for name, total in live)
 
     def _evaluate(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
@@ -203,8 +219,17 @@ class Actions:
         self._record(start)
 
     def _reduce(self, action: Action) -> None:
-        self._reductions_started.append((self._position, self._recorder.mark()))
+        self._reducing[action.stage] = self._position, self._recorder.mark()
         self._reduction.start(action.stage)
+
+    def _step(self, action: Action) -> None:
+        self._reduction.finish(action.stage)
+        if action.stage in self._reducing:
+            self._record_reduction(action.stage)
+        assert self._updates is not None, "only asynchronous schedules have a STEP"
+        start = self._recorder.mark()
+        self._updates.step(action.stage)
+        self._record(start)
 
     # Messages: a send names the stage that gives, a receive the stage that takes.
 
@@ -253,6 +278,10 @@ class Actions:
         tensors = self._channels.take(key)
         self._recorder.add(self._position, Lane.RECEIVE, start, self._recorder.mark())
         return tensors
+
+    def _record_reduction(self, stage: int) -> None:
+        position, start = self._reducing.pop(stage)
+        self._recorder.add(position, Lane.REDUCE, start, self._recorder.mark())
 
     def _record(self, start: Any) -> None:
         self._recorder.add(self._position, Lane.COMPUTE, start, self._recorder.mark())

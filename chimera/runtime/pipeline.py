@@ -1,7 +1,7 @@
 """``Pipeline``: a model as a list of layers, run by any proved schedule on the ranks of a group.
 
 It cuts the layers over the stages, proves and lowers the schedule, makes replicas equal, and then trains or evaluates a
-batch per call. It reduces gradients; the optimizer's step is the caller's.
+batch per call. It reduces gradients; the optimizer's step is the caller's, by asynchronous schedules within a hook.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ from chimera.passes.reductions import ReductionMode
 from chimera.plan.partition import partition
 from chimera.runtime.accounting import LossAccount
 from chimera.runtime.actions import Actions, Run
-from chimera.runtime.channels import Channels
+from chimera.runtime.channels import Channels, Spec
 from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.failure import stalled
 from chimera.runtime.groups import Groups
@@ -29,9 +29,10 @@ from chimera.runtime.loss import LossFunction, num_samples
 from chimera.runtime.microbatches import cut, to_device
 from chimera.runtime.recorder import Recorder
 from chimera.runtime.reduction import Reduction
-from chimera.runtime.runnable import channels_of, check_cut, runnable
+from chimera.runtime.runnable import channels_of, check_cut, check_updates, runnable
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage
+from chimera.runtime.updates import UpdateHook, Updates
 from chimera.runtime.watch import Watch
 from chimera.runtime.weights import Weights, tied_groups
 from chimera.tensor.randomness import Keys, preserved_generators
@@ -55,6 +56,8 @@ class Pipeline:
         seed: of initial weights (layers on the meta device) and dropout.
         device: where this rank's layers live; the CPU by default.
         backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own.
+        update: called on every STEP of an asynchronous schedule, with the stage's parameters and gradients, to change
+            the parameters in place; needed by such a schedule, refused by others, after whose step the caller updates.
         dtype: type of weights and computation; None keeps the layers' own. Where it is narrower than fp32,
             ``optimizer_parameters`` holds the weights in fp32, and ``publish_weights`` copies an update back.
         timeout_s: how long a rank waits for another before it gives up.
@@ -82,6 +85,7 @@ class Pipeline:
         device: torch.device | None = None,
         backend: str | None = None,
         dtype: torch.dtype | None = None,
+        update: UpdateHook | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         self.schedule = runnable(schedule, reduce)
@@ -91,6 +95,7 @@ class Pipeline:
         cut_into = tuple(layer_to_stage)
         check_cut(cut_into, len(layers), placement.num_stages)
         tied = tied_groups(layers, cut_into)
+        check_updates(self.schedule, tied, has_hook=update is not None)
         self.groups = groups = Groups.create(
             group,
             placement,
@@ -114,6 +119,9 @@ class Pipeline:
             for stage in groups.stages
         }
         self._reduction = Reduction(self._weights, [shared.stages for shared in tied], placement, groups)
+        self._updates = (
+            None if update is None else Updates(self.schedule, groups, self._weights, self._reduction, update)
+        )
         self._recorder = Recorder(groups)
         self._executor = Executor()
         self._shapes = Shapes(stages, placement.routes, groups, with_output=not hasattr(loss_fn, "counts"))
@@ -127,8 +135,9 @@ class Pipeline:
             recorder=self._recorder,
             executor=self._executor,
             loss_fn=loss_fn,
+            updates=self._updates,
         )
-        self._earlier_runs = without_reductions(self.schedule)
+        self._earlier_runs = self.schedule if self._updates else without_reductions(self.schedule)
         self._evaluations: dict[int, Schedule] = {}
         self._running = self.schedule
         self.watch = (
@@ -156,6 +165,9 @@ class Pipeline:
     ) -> torch.Tensor:
         """Run forward and backward of one batch and, with ``last``, reduce the gradients.
 
+        An asynchronous schedule makes its updates meanwhile, each by the gradient of its own micro-batches' loss over
+        their own counts, and leaves no gradient; it neither accumulates nor takes ``counts``.
+
         Args:
             inputs: cut along dim 0 into the schedule's micro-batches; or a list with one entry each.
             targets: likewise.
@@ -173,6 +185,12 @@ class Pipeline:
         Raises:
             StalledError: another rank died, or kept this one waiting for longer than the time-out.
         """
+        if self._updates is not None and (not last or counts is not None):
+            option = "last=False" if not last else "counts="
+            raise UsageError(
+                f"{option} is for gradients that accumulate over several runs, but schedule {self.schedule.name!r} "
+                "updates the weights within each; leave it out, or take more micro-batches to each update"
+            )
         groups, m = self.groups, self.schedule.num_microbatches
         batches, goals = self._cut(inputs, targets, m)
         if microbatch_indices is None:
@@ -186,9 +204,7 @@ class Pipeline:
         schedule = self.schedule if last else self._earlier_runs
         with self._watched(f"step {self.step_number}", schedule):
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
-            totals, factor = self._account.count(goals, specs, counts)
-            self._reduction.begin(accumulate=self._account.runs > 0, factor=factor)
-            run = Run(batches, goals, specs, keys, schedule.microbatch_to_route, totals)
+            run = self._begin(batches, goals, specs, keys, counts)
             self._execute(run, schedule, self._actions.training)
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
@@ -206,7 +222,7 @@ class Pipeline:
         schedule = self._evaluation(m)
         with self._watched("evaluation", schedule), self._evaluation_mode(), torch.no_grad():
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
-            run = Run(batches, goals, specs, None, schedule.microbatch_to_route, {})
+            run = Run(batches, goals, specs, None, schedule.microbatch_to_route, (), ())
             self._execute(run, schedule, self._actions.evaluation)
             return self._account.evaluation_total(run.sums(), first_route=schedule.microbatch_to_route[0])
 
@@ -236,11 +252,13 @@ class Pipeline:
 
     def gradient_norm(self) -> float:
         """Return the 2-norm of the whole model's gradient; tied and replicated parameters count once. A collective."""
+        self._require_gradients("gradient_norm")
         with self._watched("gradient norm", self._running):
             return self._reduction.gradient_norm()
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply every gradient on this rank by ``factor``."""
+        self._require_gradients("scale_gradients")
         self._reduction.scale(factor)
 
     def close(self) -> None:
@@ -260,6 +278,33 @@ class Pipeline:
             )
         batches, goals = cut(inputs, m, "inputs"), cut(targets, m, "targets")
         return [to_device(batch, device) for batch in batches], [to_device(goal, device) for goal in goals]
+
+    def _begin(
+        self,
+        batches: Sequence[Any],
+        goals: Sequence[Any],
+        specs: Sequence[dict[int, Spec]],
+        keys: Sequence[Keys],
+        counts: Mapping[str, float] | None,
+    ) -> Run:
+        """Count the losses of a run, and make gradients and weights ready for it."""
+        routes = self.schedule.microbatch_to_route
+        if self._updates is not None:
+            update_of = self._updates.of_microbatch
+            totals = self._account.count_updates(goals, specs, update_of)
+            self._reduction.begin(accumulate=False)
+            self._updates.begin(self.step_number)
+            return Run(batches, goals, specs, keys, routes, update_of, totals)
+        total, factor = self._account.count(goals, specs, counts)
+        self._reduction.begin(accumulate=self._account.runs > 0, factor=factor)
+        return Run(batches, goals, specs, keys, routes, (0,) * len(batches), (total,))
+
+    def _require_gradients(self, method: str) -> None:
+        if self._updates is not None:
+            raise UsageError(
+                f"{method}() has no gradient to work on: schedule {self.schedule.name!r} has used each in its update; "
+                "ask in the hook given as update= instead"
+            )
 
     def _evaluation(self, m: int) -> Schedule:
         if m not in self._evaluations:

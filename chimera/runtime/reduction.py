@@ -74,6 +74,11 @@ class Reduction:
             elif factor != 1.0:
                 bucket.buffer.scale(factor)
 
+    def zero(self, stage: int) -> None:
+        """Set the gradients of a stage's own parameters to zero."""
+        for bucket in self._of(stage):
+            bucket.buffer.zero()
+
     def scale(self, factor: float) -> None:
         """Multiply all gradients by ``factor``."""
         for bucket in self.buckets:
@@ -88,14 +93,17 @@ class Reduction:
                     wire = flat.cpu() if self._groups.staged_on_cpu else flat
                     bucket.sums.append((bucket.group.all_reduce(wire), wire, flat))
 
-    def finish(self) -> None:
-        """Wait until every started sum is there."""
-        for bucket in self.buckets:
+    def finish(self, stage: int | None = None) -> None:
+        """Wait until every started sum is there; with ``stage``, those of its own parameters."""
+        for bucket in self.buckets if stage is None else self._of(stage):
             for work, wire, flat in bucket.sums:
                 work.wait()
                 if wire is not flat:
                     flat.copy_(wire)
             bucket.sums.clear()
+
+    def _of(self, stage: int) -> list[Bucket]:
+        return [bucket for bucket in self.buckets if bucket.stages == {stage}]
 
     def gradient_norm(self) -> float:
         """Return the 2-norm of the whole model's gradient, each parameter counted once; a collective."""

@@ -126,27 +126,29 @@ class Weights:
             }.values()
         )
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield this rank's parameters, each once, named as ``nn.Sequential(*layers)`` names them."""
+    def named_parameters(self, stage: int | None = None) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield this rank's parameters, or a stage's, each once, named as ``nn.Sequential(*layers)`` names them."""
         seen: set[int] = set()
         for number, layer in self.layers.items():
+            if stage is not None and self._stage_of[number] != stage:
+                continue
             for name, parameter in layer.named_parameters(prefix=str(number)):
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield self._tied_names.get(id(parameter), name), parameter
 
-    def optimizer_parameters(self) -> list[tuple[str, nn.Parameter]]:
+    def optimizer_parameters(self, stage: int | None = None) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters, or their full-precision originals, each with the gradient attached."""
         pairs = []
-        for name, parameter in self.named_parameters():
+        for name, parameter in self.named_parameters(stage):
             main = self._main.get(id(parameter), parameter)
             main.grad = parameter.grad
             pairs.append((name, main))
         return pairs
 
     @torch.no_grad()
-    def publish(self) -> None:
+    def publish(self, stage: int | None = None) -> None:
         """Copy updated full-precision weights into the ones that compute."""
         if self._main:
-            for _, parameter in self.named_parameters():
+            for _, parameter in self.named_parameters(stage):
                 parameter.copy_(self._main.get(id(parameter), parameter))
