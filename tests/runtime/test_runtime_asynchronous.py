@@ -146,6 +146,11 @@ def test_every_update_is_that_of_the_delayed_rule(ranks, case):
 
 # Schedules by hand
 
+TWICE = """
+    routes: 0 0
+    0F0 1F0 0F1 1F1 1B0 0B0 0STEP 1STEP 1I1 0I1 0F2 1F2 1B2 0B2 0F3 1F3 1I3 0I3 0W1 1W1 1W3 0W3 1STEP 0STEP
+"""
+
 
 def small_layers():
     with torch.random.fork_rng(devices=[]):
@@ -158,35 +163,201 @@ def batch(samples):
     return [torch.randn(samples, width, generator=generator, dtype=torch.float64) for width in (3, 2)]
 
 
-def alone(text, update, **options):
-    return Pipeline(small_layers(), from_text(text), functional.mse_loss, update=update, **options)
+def descend(update):
+    """Step down the gradient by a tenth."""
+    with torch.no_grad():
+        for _, parameter in update.parameters:
+            parameter -= 0.1 * parameter.grad
+
+
+def alone(text=TWICE, update=descend, layers=None, **options):
+    """Make a pipeline in this process."""
+    return Pipeline(layers or small_layers(), from_text(text), functional.mse_loss, update=update, **options)
+
+
+def gradients_at(layers, weighted):
+    """Return the gradients of a weighted sum of losses, by name."""
+    model = nn.Sequential(*layers)
+    loss = sum(weight * functional.mse_loss(model(inputs), targets) for weight, (inputs, targets) in weighted)
+    return dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, list(model.parameters())), strict=True))
 
 
 def test_groups_of_unequal_size_weigh_their_own_samples():
-    """Updates of one and of three micro-batches each divide by their own count, and W may come late in its update."""
-    text = "routes: 0 0\n" + "0F0 1F0 0F1 1F1 1B0 0B0 0STEP 1STEP 1I1 0I1 0F2 1F2 1B2 0B2 0F3 1F3 1I3 0I3 0W1 1W1 1W3 0W3 1STEP 0STEP"
-    gradients = []
+    """Updates of one and of three micro-batches divide by their own counts; each backward takes its forward's weights."""
+    seen = []
 
     def update(due):
-        for name, parameter in due.parameters:
-            gradients.append((due.number, name, parameter.grad.clone()))
-            parameter.data.sub_(0.1 * parameter.grad)
+        seen.extend((due.number, name, parameter.grad.clone()) for name, parameter in due.parameters)
+        descend(due)
 
     inputs, targets = batch(8)
-    alone(text, update).step(inputs, targets)
-    layers, newest = small_layers(), small_layers()
-    parts = [(inputs[:2], targets[:2], None), (inputs[2:4], targets[2:4], None), (inputs[4:], targets[4:], "newest")]
-    model, moved = nn.Sequential(*layers), nn.Sequential(*newest)
-    functional.mse_loss(model(inputs[:2]), targets[:2]).backward()
-    first = {name: p.grad.clone() for name, p in model.named_parameters()}
-    for (name, p), (_, q) in zip(model.named_parameters(), moved.named_parameters(), strict=True):
-        q.data.sub_(0.1 * first[name])
-        p.grad = None
-    old = functional.mse_loss(model(inputs[2:4]), targets[2:4]) * 2
-    (old / 6).backward()
-    (functional.mse_loss(moved(inputs[4:]), targets[4:]) * 4 / 6).backward()
-    second = {n: p.grad + q.grad for (n, p), (_, q) in zip(model.named_parameters(), moved.named_parameters(), strict=True)}
-    assert len(parts) == 3
-    for number, name, gradient in gradients:
+    pipe = alone(update=update)
+    pipe.step(inputs, targets)
+    old, moved = small_layers(), small_layers()
+    first = gradients_at(old, [(1.0, (inputs[:2], targets[:2]))])
+    with torch.no_grad():
+        for name, parameter in nn.Sequential(*moved).named_parameters():
+            parameter -= 0.1 * first[name]
+    # Micro-batch 1 is part of update 1, but began on the weights before update 0.
+    of_old = gradients_at(old, [(1 / 3, (inputs[2:4], targets[2:4]))])
+    of_moved = gradients_at(moved, [(2 / 3, (inputs[4:], targets[4:]))])
+    second = {name: of_old[name] + of_moved[name] for name in first}
+    assert [(number, name) for number, name, _ in seen] == [
+        *[(0, name) for name in ("0.weight", "0.bias", "1.weight", "1.bias")],
+        *[(1, name) for name in ("1.weight", "1.bias", "0.weight", "0.bias")],
+    ]
+    for number, name, gradient in seen:
         torch.testing.assert_close(gradient, (first, second)[number][name], rtol=1e-12, atol=1e-14)
-    assert [(number, name[0]) for number, name, _ in gradients] == [(0, "0")] * 2 + [(0, "1")] * 2 + [(1, "1")] * 2 + [(1, "0")] * 2
+
+
+def test_the_loss_is_of_all_micro_batches_and_evaluation_takes_the_newest_weights():
+    """A step returns Σ sum / Σ count of the losses as they were computed; evaluate has the last update's weights."""
+    inputs, targets = batch(8)
+    pipe = alone("routes: 0\n0F0 0F1 0B0 0B1 0STEP", layers=small_layers()[:1])
+    whole = functional.mse_loss(small_layers()[0](inputs), inputs)
+    assert pipe.step(inputs, inputs).item() == pytest.approx(whole.item(), rel=1e-12)
+    (layer,) = (layer for layer in pipe._weights.layers.values())
+    assert pipe.evaluate(inputs, inputs).item() == pytest.approx(functional.mse_loss(layer(inputs), inputs).item())
+    assert pipe.evaluate(inputs, inputs) < whole
+    assert targets.shape == (8, 2)
+
+
+def test_parameters_stay_the_same_objects_whatever_fails():
+    """An optimizer may hold on to them: after a step, and after a hook or layer that raises, modules have their own."""
+    layers = small_layers()
+    own = [parameter for layer in layers for parameter in layer.parameters()]
+
+    def fail(update):
+        raise FloatingPointError(update.stage)
+
+    for update in (descend, fail):
+        pipe = alone(update=update, layers=layers)
+        if update is fail:
+            with pytest.raises(FloatingPointError):
+                pipe.step(*batch(8))
+        else:
+            pipe.step(*batch(8))
+        now = [parameter for layer in layers for parameter in layer.parameters()]
+        assert [id(parameter) for parameter in now] == [id(parameter) for parameter in own]
+        assert [id(p) for _, p in pipe.named_parameters()] == [id(parameter) for parameter in own]
+
+
+def test_a_frozen_parameter_and_a_stage_without_any_are_not_updated():
+    """The hook is told of what trains alone, and not called where nothing does."""
+    layers = [nn.Tanh(), small_layers()[1], small_layers()[0]]
+    layers[2].weight.requires_grad_(requires_grad=False)
+    told = []
+    pipe = alone(
+        "routes: 0 0 0\n0F0 1F0 2F0 2B0 1B0 0B0 0STEP 1STEP 2STEP",
+        lambda update: told.append((update.stage, [name for name, _ in update.parameters])),
+        [layers[0], layers[1], nn.Sequential(nn.Linear(2, 3).double(), layers[2])],
+    )
+    inputs, _ = batch(4)
+    pipe.step(inputs, inputs)
+    assert told == [(1, ["1.weight", "1.bias"]), (2, ["2.0.weight", "2.0.bias", "2.1.bias"])]
+
+
+def test_a_weight_used_twice_in_one_stage_is_one_weight():
+    """Layers of one stage may share a parameter: it has one gradient, and one copy per version."""
+    layers = small_layers()[:1] * 2
+    inputs, _ = batch(4)
+    before = gradients_at(small_layers()[:1] * 2, [(1.0, (inputs[:2], inputs[:2]))])
+    seen = []
+    pipe = alone(
+        "routes: 0\n0F0 0F1 0B0 0STEP 0B1 0STEP", lambda update: seen.append(update.parameters[0][1].grad.clone()), layers
+    )
+    pipe.step(inputs, inputs)
+    torch.testing.assert_close(seen[0], before["0.weight"], rtol=1e-12, atol=1e-14)
+
+
+def test_narrow_weights_are_updated_in_full_precision():
+    """With bf16 computation the hook gets fp32 weights and gradients, and the next version computes with their copy."""
+    types = set()
+
+    def update(due):
+        types.update((parameter.dtype, parameter.grad.dtype) for _, parameter in due.parameters)
+        descend(due)
+
+    pipe = alone(update=update, dtype=torch.bfloat16)
+    inputs, targets = (tensor.bfloat16() for tensor in batch(8))
+    losses = [pipe.step(inputs, targets).item() for _ in range(5)]
+    assert types == {(torch.float32, torch.float32)}
+    assert losses == sorted(losses, reverse=True)
+    full = dict(pipe.optimizer_parameters())
+    for name, parameter in pipe.named_parameters():
+        assert parameter.dtype is torch.bfloat16
+        assert torch.equal(parameter, full[name].bfloat16())
+
+
+# Two routes, with a replica of each stage on both ranks; reductions are placed when it is lowered.
+CROSSED = """
+    routes: 0 1 | 1 0
+    microbatches: 0 1 0 1
+    versions: 0 0 0 0
+    0F0 1F1 1B1 0B0 0F2 1F3 1STEP 0STEP 1B3 0B2 1STEP 0STEP
+    0F1 1F0 1B0 0B1 0F3 1F2 1STEP 0STEP 1B2 0B3 1STEP 0STEP
+"""
+
+
+def run_crossed(group):
+    seen = []
+
+    def update(due):
+        seen.extend((due.stage, due.number, name, p.grad.numpy().copy()) for name, p in due.parameters)
+        descend(due)
+
+    pipe = Pipeline(small_layers(), from_text(CROSSED), functional.mse_loss, group, update=update, timeout_s=20.0)
+    pipe.step(*batch(8))
+    timeline = pipe.timeline()
+    pipe.close()
+    kinds = [Kind(kind).name for kind in timeline.table.kind[timeline.rows(pipe.groups.pipeline_rank)]]
+    return seen, snapshot(dict(pipe.named_parameters())), kinds
+
+
+def test_replicas_on_two_routes_are_reduced_before_every_update(ranks):
+    """Each update's gradient is the sum over both replicas, which stay equal; the timeline shows the updates."""
+    results = ranks.run(2, run_crossed)
+    inputs, targets = batch(8)
+    halves = [gradients_at(small_layers(), [(1.0, (inputs[s], targets[s]))]) for s in (slice(4), slice(4, 8))]
+    for seen, weights, kinds in results:
+        assert [(stage, number) for stage, number, _, _ in seen[::2]] == [(1, 0), (0, 0), (1, 1), (0, 1)]
+        for _, number, name, gradient in seen:
+            assert relative_error(gradient, halves[number][name]) < 1e-12
+        assert all((array == results[0][1][name]).all() for name, array in weights.items())
+        assert kinds.count("STEP") == kinds.count("REDUCE_GRAD") == 4
+
+
+# Refusals
+
+
+def test_a_schedule_with_updates_needs_a_hook_and_others_take_none():
+    """Either without the other is refused, saying what to do."""
+    with pytest.raises(UsageError, match=r"'text' is asynchronous: .* needs update=, a function .* give one, or take"):
+        alone(update=None)
+    with pytest.raises(UsageError, match=r"update= is given, but schedule 'text' has no STEP .* leave update= out"):
+        alone("routes: 0 0\n0F0 1F0 1B0 0B0")
+
+
+def test_weights_shared_by_two_stages_are_refused():
+    """No single STEP could update them; the message names the weight and its stages."""
+    layers = [nn.Linear(3, 3).double(), nn.Linear(3, 3).double()]
+    layers[1].weight = layers[0].weight
+    with pytest.raises(UsageError, match=r"the weight 0.weight is shared by stages 0 and 1; untie it, put the layers"):
+        alone(layers=layers)
+
+
+@pytest.mark.parametrize("options", [{"last": False}, {"counts": {"loss": 8.0}}])
+def test_accumulation_is_refused(options):
+    """The weights change within each run, so that no gradient could wait for the next one."""
+    with pytest.raises(UsageError, match=rf"{next(iter(options))}=.* is for gradients that accumulate over several runs"):
+        alone().step(*batch(8), **options)
+
+
+def test_gradients_that_are_used_up_are_not_measured():
+    """After a step there is no gradient left to clip or to measure; the hook is the place for that."""
+    pipe = alone()
+    pipe.step(*batch(8))
+    with pytest.raises(UsageError, match=r"gradient_norm\(\) has no gradient to work on: .* ask in the hook"):
+        pipe.gradient_norm()
+    with pytest.raises(UsageError, match=r"scale_gradients\(\) has no gradient to work on"):
+        pipe.scale_gradients(0.5)
