@@ -56,7 +56,9 @@ def _counts(rows: Rows, started: _Started, before: NDArray[np.int64], number: in
             reduced.add(update)
         if len(missing := set(range(number)) - reduced) > 0:
             where = "" if number == 1 else f" of update {min(missing)}"
-            message = f"missing: this rank holds the stage and others are reduced; add it after the last gradient{where}"
+            message = (
+                "missing: this rank holds the stage and others are reduced; add it after the last gradient" + where
+            )
             text = str(Action(Kind.REDUCE_GRAD, stage, None))
             yield Violation(rank, _place_of(rows, before, rank, stage, min(missing)), text, message, "reductions")
 
@@ -99,6 +101,7 @@ def _orders(rows: Rows, started: _Started) -> Iterator[Violation]:
         for first, second in zip(here, there, strict=True):
             if rows.table.stage[first] != rows.table.stage[second]:
                 reduction = rows.table.action_at(first)
-                message = f"rank {one} starts {reduction} before it and this rank after it; start both in the same order"
+                message = f"rank {one} starts {reduction} before it and this rank after it"
+                message += "; start both in the same order"
                 yield violation_at(rows.table, second, "reductions", message)
                 break

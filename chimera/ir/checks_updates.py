@@ -40,9 +40,8 @@ def _versions_not_there(schedule: Schedule, rows: Rows, before: NDArray[np.int64
     table = rows.table
     forwards = np.flatnonzero(table.kind == Kind.F)
     taken = forward_versions(schedule)[table.stage[forwards], table.microbatch[forwards]]
-    for row, version in zip(
-        forwards[taken > before[forwards]].tolist(), taken[taken > before[forwards]].tolist(), strict=True
-    ):
+    early = taken > before[forwards]
+    for row, version in zip(forwards[early].tolist(), taken[early].tolist(), strict=True):
         message = (
             f"it takes the weights after {version} updates of its stage, of which {before[row]} come before it on this "
             "rank; move it behind that STEP, or lower its microbatch_to_version"
@@ -78,10 +77,11 @@ def _gradients(rows: Rows, before: NDArray[np.int64], number: int) -> list[Viola
         step = Action(Kind.STEP, int(table.stage[row]), None)
         found.append(violation_at(table, row, "updates", f"no {step} stands behind it to use its gradient; add one"))
     apart = (update != expected) & (update < number) & (expected < number)
-    for row, here, there in zip(gradients[apart].tolist(), update[apart].tolist(), expected[apart].tolist(), strict=True):
-        other = table.action_at(int(decides[table.microbatch[row]]))
+    for row in gradients[apart].tolist():
+        there = int(decides[table.microbatch[row]])
         message = (
-            f"its gradient is part of update {here} of its stage, that of {other} of update {there}; all stages take a "
+            f"its gradient is part of update {before[row]} of its stage, that of {table.action_at(there)} of update "
+            f"{before[there]}; all stages take a "
             "micro-batch into the same update"
         )
         found.append(violation_at(table, row, "updates", message))

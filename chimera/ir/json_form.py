@@ -148,9 +148,7 @@ def _routes_of_microbatches(data: dict[str, Any], num_routes: int) -> tuple[int,
 def _versions_of_microbatches(data: dict[str, Any]) -> tuple[int, ...] | None:
     if "microbatch_to_version" not in data:
         return None
-    listed = _list(
-        data["microbatch_to_version"], "microbatch_to_version", data["num_microbatches"], "num_microbatches"
-    )
+    listed = _list(data["microbatch_to_version"], "microbatch_to_version", data["num_microbatches"], "num_microbatches")
     return tuple(
         _integer(version, f"the version of micro-batch {microbatch}", 0) for microbatch, version in enumerate(listed)
     )

@@ -114,7 +114,9 @@ def _stated(name: str, head: dict[str, str], programs: Sequence[tuple[Instructio
     if "versions" in head:
         versions = _numbers(head["versions"], "versions")
         if len(versions) != len(microbatches):
-            raise FormatError(f"versions: has {len(versions)} numbers for {len(microbatches)} micro-batches; give one each")
+            raise FormatError(
+                f"versions: has {len(versions)} numbers for {len(microbatches)} micro-batches; give as many"
+            )
     return Schedule(name, Placement(len(programs), routes), microbatches, tuple(programs), share, versions)
 
 

@@ -227,6 +227,11 @@ class Pipeline:
             return self._account.evaluation_total(run.sums(), first_route=schedule.microbatch_to_route[0])
 
     @property
+    def updates_per_step(self) -> int:
+        """Updates that a step makes by itself; 0 where the caller makes them."""
+        return 0 if self._updates is None else self._updates.per_step
+
+    @property
     def terms(self) -> Mapping[str, float]:
         """The latest loss by term: sum / count."""
         return self._account.terms

@@ -36,8 +36,8 @@ def check_updates(schedule: Schedule, tied: Sequence[TiedGroup], *, has_hook: bo
     """Refuse a schedule and an update hook that do not go together, and weights that no single STEP could update."""
     if schedule.is_asynchronous and not has_hook:
         raise UsageError(
-            f"schedule {schedule.name!r} is asynchronous: it updates its stages by STEP, which needs update=, a function "
-            "that is called with each update (runtime.updates.Update); give one, or take a synchronous schedule"
+            f"schedule {schedule.name!r} is asynchronous: it updates its stages by STEP, which needs update=, a "
+            "function that is called with each runtime.updates.Update; give one, or take a synchronous schedule"
         )
     if has_hook and not schedule.is_asynchronous:
         raise UsageError(

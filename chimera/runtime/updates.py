@@ -1,4 +1,4 @@
-"""The updates of an asynchronous schedule: ``STEP`` calls a hook, and micro-batches keep the weights that they began on.
+"""The updates of an asynchronous schedule: ``STEP`` calls a hook, micro-batches keep the weights that they began on.
 
 Gradients of older weights change the newest (Narayanan et al., PipeDream, SOSP'19, section 3.3). Which weights a
 micro-batch takes, and which update it is part of, is read off the schedule in ``ir.versions``. What the hook makes of a

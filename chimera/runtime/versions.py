@@ -1,9 +1,9 @@
 """The weights that one stage keeps while updates go on: every backward takes the very ones that its forward took.
 
-The modules' own parameters are the newest version, the one that updates change. A forward runs on copies of them, leaves
-of autograd that share their storage: graphs hold the copies, and nobody writes to those. Before an update, parameters
-whose copies are still needed move to storage of their own. So a version takes memory only once a newer one differs
-from it, as many at a time as ``ir.versions`` counts; and gradients of every version sum into one buffer.
+The modules' own parameters are the newest version, the one that updates change. A forward runs on copies of them,
+leaves of autograd that share their storage: graphs hold the copies, and nobody writes to those. Before an update,
+parameters whose copies are still needed move to storage of their own. So a version takes memory only once a newer one
+differs from it, as many at a time as ``ir.versions`` counts; and gradients of every version sum into one buffer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

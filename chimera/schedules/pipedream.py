@@ -57,8 +57,8 @@ def pipedream_2bw(ranks: int, microbatches: int, updates: int | None = None) -> 
     before, so two versions of the weights suffice.
 
     Bubble: (p−1)/(m+p−1) of the total time of all k updates, so none in the long run. Activations: min(m, p − rank),
-    in units of one stage's activations of one micro-batch. Weights: 2 versions, 1 if k = 1. Works for any p and m; k divides m,
-    and m/k ≥ p unless k = 1.
+    in units of one stage's activations of one micro-batch. Weights: 2 versions, 1 if k = 1. Works for any p and m; k
+    divides m, and m/k ≥ p unless k = 1.
 
     Source: Narayanan et al., PipeDream-2BW, ICML 2021 (arXiv 2006.09503), §3.
 

@@ -25,11 +25,10 @@ from chimera.train.evaluation import CountingLoss, evaluate, heldout_share
 from chimera.train.events import Event, Report, Saved, Started, TrainingResult
 from chimera.train.folder import CHECKPOINTS, CONFIG, TIMELINE, check_folder
 from chimera.train.layout import Layout, layout_of
-from chimera.train.lr_schedules import learning_rate_factor
 from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations
 from chimera.train.metrics_log import MetricsLog
-from chimera.train.optimizers import build_optimizer
 from chimera.train.state import describe, owned_state, require_same, restore
+from chimera.train.updating import updating_of
 
 __all__ = ["train"]
 
@@ -86,6 +85,7 @@ class _Run:
         self._data = data
         self._device = device
         self._loss = CountingLoss()
+        self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate)
         with torch.device("meta"):
             layers = bert_layers(config.model)
         self._pipe = Pipeline(
@@ -99,9 +99,10 @@ class _Run:
             seed=config.train.seed,
             device=device,
             dtype=torch.bfloat16 if config.train.dtype == "bf16" else None,
+            update=self._updating.hook,
             timeout_s=config.runtime.timeout_s,
         )
-        self._optimizer = build_optimizer(config.optimizer, self._pipe.optimizer_parameters())
+        self._updating.build(self._pipe)
         self._source = MicrobatchSource(data.train, layout.microbatch_size, layout.microbatches_per_step)
         self._heldout = heldout_share(
             data.heldout,
@@ -161,7 +162,7 @@ class _Run:
         checkpoint = latest_checkpoint(self._out / CHECKPOINTS)
         assert checkpoint is not None, "check_folder saw one"
         require_same(checkpoint, self._config, self._layout)
-        restore(self._pipe, self._optimizer, checkpoint)
+        restore(self._pipe, self._updating.optimizers, checkpoint)
         self._saved = checkpoint.path
         self._evaluations = [row for row in read_evaluations(self._out) if row.step <= checkpoint.step]
         return checkpoint.step
@@ -187,20 +188,14 @@ class _Run:
     # One step
 
     def _step(self, step: int) -> StepMetrics:
-        """Make the ``step``-th update, counted from 1."""
+        """Make the ``step``-th step, counted from 1: one update, or those of an asynchronous schedule."""
         began = time.perf_counter()
-        rate = self._config.optimizer.learning_rate * learning_rate_factor(self._config.learning_rate, step - 1)
-        for options in self._optimizer.param_groups:
-            options["lr"] = rate
+        rate = self._updating.begin(step)
         loss = self._gradients(step - 1)
-        norm = self._pipe.gradient_norm()
+        norm = self._updating.norm()
         terms = self._pipe.terms
         self._require_finite(step, loss, norm, rate)
-        clip = self._config.optimizer.clip_norm
-        if clip is not None and norm > clip:
-            self._pipe.scale_gradients(clip / norm)
-        self._optimizer.step()
-        self._pipe.publish_weights()
+        self._updating.finish(norm)
         step_s = time.perf_counter() - began
         self._timeline = self._pipe.timeline()
         return StepMetrics(
@@ -231,7 +226,8 @@ class _Run:
                 microbatches[part],
                 microbatches[part],
                 last=run == runs - 1,
-                counts=counts,
+                # An asynchronous schedule counts for each of its updates.
+                counts=None if self._layout.schedule.is_asynchronous else counts,
                 microbatch_indices=numbers[part],
             )
         return float(loss)
@@ -242,8 +238,8 @@ class _Run:
         terms = ", ".join(f"{name} {value:.4g}" for name, value in self._pipe.terms.items())
         resumed = f"the newest checkpoint is {self._saved}" if self._saved else "there is no checkpoint yet"
         raise NonFiniteError(
-            f"step {step}: loss {loss:.4g} ({terms}), gradient norm {norm:.4g}, at a learning rate of {rate:.3g}; the "
-            f"weights were not updated, {resumed}. Try a lower --optimizer.learning-rate or a longer "
+            f"step {step}: loss {loss:.4g} ({terms}), gradient norm {norm:.4g}, at a learning rate of {rate:.3g}; "
+            f"{self._updating.if_not_finite}, {resumed}. Try a lower --optimizer.learning-rate or a longer "
             "--learning-rate.warmup-steps"
             + (", or --train.dtype fp32" if self._config.train.dtype == "bf16" else "")
             + (", or --optimizer.clip-norm 1" if self._config.optimizer.clip_norm is None else "")
@@ -262,7 +258,7 @@ class _Run:
         self._saved = save_checkpoint(
             self._out / CHECKPOINTS,
             step,
-            owned_state(self._pipe, self._optimizer),
+            owned_state(self._pipe, self._updating.optimizers),
             describe(self._config, self._layout),
             self._pipe.groups,
             keep=self._config.train.keep_checkpoints,

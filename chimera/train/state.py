@@ -5,7 +5,7 @@ its layer's stage, and read by all of them. A micro-batch is a function of the s
 and random numbers are keyed by the step, so there is no generator's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -70,24 +70,25 @@ def require_same(checkpoint: Checkpoint, config: TrainConfig, layout: Layout) ->
         )
 
 
-def owned_state(pipe: Pipeline, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the tensors that this rank saves."""
+def owned_state(pipe: Pipeline, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+    """Return the tensors that this rank saves: its parameters, and what is known of each by one of the optimizers."""
     groups, placement = pipe.groups, pipe.schedule.placement
     state: dict[str, Tensor] = {}
+    known = {id(parameter): kept for optimizer in optimizers for parameter, kept in optimizer.state.items()}
     for name, parameter in pipe.optimizer_parameters():
         stage = pipe.layer_to_stage[int(name.split(".")[0])]
         holders = placement.ranks_of(stage)
         # The stages take turns, so that Chimera's two replicas share the writing.
         if groups.data_rank == 0 and groups.pipeline_rank == holders[stage % len(holders)]:
             state[f"{_MODEL}.{name}"] = parameter.detach()
-            for key, value in optimizer.state[parameter].items():
+            for key, value in known.get(id(parameter), {}).items():
                 if isinstance(value, Tensor):
                     state[f"{_OPTIMIZER}.{key}.{name}"] = value
     return state
 
 
-def restore(pipe: Pipeline, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
-    """Put the state of ``checkpoint`` into the pipeline and the optimizer.
+def restore(pipe: Pipeline, optimizers: Sequence[Optimizer], checkpoint: Checkpoint) -> None:
+    """Put the state of ``checkpoint`` into the pipeline and the optimizers.
 
     Raises:
         CheckpointError: a parameter is missing or of another shape.
@@ -103,7 +104,8 @@ def restore(pipe: Pipeline, optimizer: Optimizer, checkpoint: Checkpoint) -> Non
             )
         with torch.no_grad():
             parameter.copy_(stored)
-    _restore_optimizer(optimizer, parameters, tensors)
+    for optimizer in optimizers:
+        _restore_optimizer(optimizer, parameters, tensors)
     pipe.publish_weights()
     pipe.step_number = checkpoint.step
 

@@ -33,7 +33,10 @@ class DelayedTraining:
     def __init__(self, layers, layer_to_stage, optimizer, model):
         self.layers, self.stage_of, self.model = layers, layer_to_stage, model
         stages = range(max(layer_to_stage) + 1)
-        held = {s: [p for n, layer in enumerate(layers) if layer_to_stage[n] == s for p in layer.parameters()] for s in stages}
+        held = {
+            s: [p for n, layer in enumerate(layers) if layer_to_stage[n] == s for p in layer.parameters()]
+            for s in stages
+        }
         self.optimizers = [OPTIMIZERS[optimizer](parameters) for parameters in held.values() if parameters]
 
     def step(self, step, rule, m, each, replicas=1):

@@ -1,4 +1,4 @@
-"""Asynchronous schedules: delayed gradients as the papers' rules have them, versions of the weights, what is refused."""
+"""Asynchronous schedules: delayed gradients by the papers' rules, versions of the weights, what is refused."""
 
 from dataclasses import replace
 
@@ -45,7 +45,9 @@ def schedule_of(case):
     if not case.get("split"):
         return schedule
     rows = [" ".join(map(str, program)) for program in schedule.actions]
-    halves = [" ".join(f"{a.replace('B', 'I')} {a.replace('B', 'W')}" if "B" in a else a for a in r.split()) for r in rows]
+    halves = [
+        " ".join(f"{a.replace('B', 'I')} {a.replace('B', 'W')}" if "B" in a else a for a in r.split()) for r in rows
+    ]
     split = Schedule.from_text(halves, routes=schedule.placement.routes)
     return replace(split, microbatch_to_version=schedule.microbatch_to_version)
 
@@ -167,7 +169,7 @@ def descend(update):
     """Step down the gradient by a tenth."""
     with torch.no_grad():
         for _, parameter in update.parameters:
-            parameter -= 0.1 * parameter.grad
+            parameter.sub_(0.1 * parameter.grad)
 
 
 def alone(text=TWICE, update=descend, layers=None, **options):
@@ -183,7 +185,7 @@ def gradients_at(layers, weighted):
 
 
 def test_groups_of_unequal_size_weigh_their_own_samples():
-    """Updates of one and of three micro-batches divide by their own counts; each backward takes its forward's weights."""
+    """Updates of one and of three micro-batches divide by their own counts; a backward takes its forward's weights."""
     seen = []
 
     def update(due):
@@ -197,7 +199,7 @@ def test_groups_of_unequal_size_weigh_their_own_samples():
     first = gradients_at(old, [(1.0, (inputs[:2], targets[:2]))])
     with torch.no_grad():
         for name, parameter in nn.Sequential(*moved).named_parameters():
-            parameter -= 0.1 * first[name]
+            parameter.sub_(0.1 * first[name])
     # Micro-batch 1 is part of update 1, but began on the weights before update 0.
     of_old = gradients_at(old, [(1 / 3, (inputs[2:4], targets[2:4]))])
     of_moved = gradients_at(moved, [(2 / 3, (inputs[4:], targets[4:]))])
@@ -264,7 +266,9 @@ def test_a_weight_used_twice_in_one_stage_is_one_weight():
     before = gradients_at(small_layers()[:1] * 2, [(1.0, (inputs[:2], inputs[:2]))])
     seen = []
     pipe = alone(
-        "routes: 0\n0F0 0F1 0B0 0STEP 0B1 0STEP", lambda update: seen.append(update.parameters[0][1].grad.clone()), layers
+        "routes: 0\n0F0 0F1 0B0 0STEP 0B1 0STEP",
+        lambda update: seen.append(update.parameters[0][1].grad.clone()),
+        layers,
     )
     pipe.step(inputs, inputs)
     torch.testing.assert_close(seen[0], before["0.weight"], rtol=1e-12, atol=1e-14)
@@ -349,7 +353,9 @@ def test_weights_shared_by_two_stages_are_refused():
 @pytest.mark.parametrize("options", [{"last": False}, {"counts": {"loss": 8.0}}])
 def test_accumulation_is_refused(options):
     """The weights change within each run, so that no gradient could wait for the next one."""
-    with pytest.raises(UsageError, match=rf"{next(iter(options))}=.* is for gradients that accumulate over several runs"):
+    with pytest.raises(
+        UsageError, match=rf"{next(iter(options))}=.* is for gradients that accumulate over several runs"
+    ):
         alone().step(*batch(8), **options)
 
 
