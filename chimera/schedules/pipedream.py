@@ -29,7 +29,8 @@ def pipedream(ranks: int, microbatches: int) -> Schedule:
     paper's weight stashing, without its vertical sync.
 
     Bubble: (p−1)/(m+p−1) of the total time of all m updates, so none in the long run. Activations: min(m, p − rank),
-    in units of one stage's activations of one micro-batch; as many versions of the weights. Works for any p and m ≥ 1.
+    in units of one stage's activations of one micro-batch. Weights: p − rank versions if m ≥ 2(p − rank) − 2, else
+    fewer. Works for any p and m ≥ 1.
 
     Source: Narayanan et al., PipeDream, SOSP 2019 (arXiv 1806.03377), §3.
 

@@ -78,6 +78,15 @@ def test_versions_of_the_weights():
     assert weight_versions(one_f_one_b(3, 12)) == ({0: 1}, {1: 1}, {2: 1})
 
 
+@pytest.mark.parametrize("ranks", range(1, 7))
+def test_pipedream_needs_fewer_versions_in_a_short_program(ranks):
+    """The first p − rank micro-batches share a version, so all p − rank differ only from m = 2(p − rank) − 2 on."""
+    for m in range(1, 14):
+        for rank, versions in enumerate(weight_versions(pipedream(ranks, m))):
+            depth = ranks - rank
+            assert versions[rank] == min(depth, max(2, m - depth + 2), m), (rank, m)
+
+
 def test_updates_by_default():
     """Without a number there are as many updates as leave p micro-batches to each, or one."""
     taken = {m: str(pipedream_2bw(4, m).to_text()).count("3STEP") for m in (3, 4, 8, 9, 12, 13)}
