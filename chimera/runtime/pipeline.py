@@ -26,7 +26,7 @@ from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.failure import stalled
 from chimera.runtime.groups import Groups
 from chimera.runtime.loss import LossFunction, num_samples
-from chimera.runtime.microbatches import cut, to_device
+from chimera.runtime.microbatches import cut_both
 from chimera.runtime.recorder import Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.runnable import channels_of, check_cut, check_updates, runnable
@@ -55,7 +55,8 @@ class Pipeline:
         reduce: where gradient reductions start: "end", "eager" or "eager-opt".
         seed: of initial weights (layers on the meta device) and dropout.
         device: where this rank's layers live; the CPU by default.
-        backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own.
+        backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own, and otherwise gloo,
+            with messages between the ranks of one host through memory that they share.
         update: called on every STEP of an asynchronous schedule, with the stage's parameters and gradients, to change
             the parameters in place; needed by such a schedule, refused by others, after whose step the caller updates.
         dtype: type of weights and computation; None keeps the layers' own. Where it is narrower than fp32,
@@ -192,7 +193,7 @@ class Pipeline:
                 "updates the weights within each; leave it out, or take more micro-batches to each update"
             )
         groups, m = self.groups, self.schedule.num_microbatches
-        batches, goals = self._cut(inputs, targets, m)
+        batches, goals = cut_both(inputs, targets, m, self.groups.device)
         if microbatch_indices is None:
             first = (self._account.runs * groups.data_size + groups.data_rank) * m
             microbatch_indices = range(first, first + m)
@@ -218,9 +219,9 @@ class Pipeline:
         """
         whole = not isinstance(inputs, Sequence)
         m = min(self.schedule.num_microbatches, num_samples(inputs)) if whole else len(inputs)
-        batches, goals = self._cut(inputs, targets, m)
+        batches, goals = cut_both(inputs, targets, m, self.groups.device)
         schedule = self._evaluation(m)
-        with self._watched("evaluation", schedule), self._evaluation_mode(), torch.no_grad():
+        with self._watched("evaluation", schedule), self._weights.evaluation_mode(), torch.no_grad():
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = Run(batches, goals, specs, None, schedule.microbatch_to_route, (), ())
             self._execute(run, schedule, self._actions.evaluation)
@@ -273,17 +274,6 @@ class Pipeline:
 
     # Parts
 
-    def _cut(self, inputs: Any, targets: Any, m: int) -> tuple[list[Any], list[Any]]:
-        device = self.groups.device
-        given_whole = not (isinstance(inputs, Sequence) or isinstance(targets, Sequence))
-        if given_whole and num_samples(inputs) != num_samples(targets):
-            raise UsageError(
-                f"inputs have {num_samples(inputs)} samples along dim 0, targets {num_samples(targets)}; needed: as "
-                "many, since both are cut alike; or lists with one entry per micro-batch"
-            )
-        batches, goals = cut(inputs, m, "inputs"), cut(targets, m, "targets")
-        return [to_device(batch, device) for batch in batches], [to_device(goal, device) for goal in goals]
-
     def _begin(
         self,
         batches: Sequence[Any],
@@ -332,17 +322,6 @@ class Pipeline:
         if position is None or position >= len(program):
             return None, None
         return position, str(program[position])
-
-    @contextmanager
-    def _evaluation_mode(self) -> Iterator[None]:
-        modes = [(module, module.training) for layer in self._weights.layers.values() for module in layer.modules()]
-        for module, _ in modes:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
 
     @contextmanager
     def _watched(self, activity: str, schedule: Schedule) -> Iterator[None]:

@@ -5,6 +5,7 @@ optimizer to update. Gradients are the reduction's business.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -145,6 +146,18 @@ class Weights:
             main.grad = parameter.grad
             pairs.append((name, main))
         return pairs
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Have all modules in evaluation mode inside the block, whatever they were in."""
+        modes = [(module, module.training) for layer in self.layers.values() for module in layer.modules()]
+        for module, _ in modes:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
 
     @torch.no_grad()
     def publish(self, stage: int | None = None) -> None:
