@@ -105,6 +105,8 @@ class Actions:
         # What a computation left for a stage on this rank, and what waits to be sent, by the consumer it is for.
         self._here: dict[tuple[Kind, int, int], Tensors] = {}
         self._leaving: dict[tuple[Kind, int, int], Tensors] = {}
+        # Where in the program each message was posted: the wait for it is recorded as that receive's.
+        self._posted_at: dict[tuple[Kind, int, int], int] = {}
         communication = {
             Kind.SEND_F: self._send_forward,
             Kind.RECV_F: self._receive_forward,
@@ -234,7 +236,9 @@ class Actions:
         microbatch = _microbatch(action)
         route = self._route_of[microbatch]
         channel = (self._routes[route][producer], self._me, route)
-        self._channels.post((kind, action.stage, microbatch), channel, spec)
+        key = (kind, action.stage, microbatch)
+        self._posted_at[key] = self._position
+        self._channels.post(key, channel, spec)
 
     # Hand-over
 
@@ -251,7 +255,7 @@ class Actions:
             return self._here.pop(key)
         start = self._recorder.mark()
         tensors = self._channels.take(key)
-        self._recorder.add(self._position, Lane.RECEIVE, start, self._recorder.mark())
+        self._recorder.add(self._posted_at.pop(key), Lane.RECEIVE, start, self._recorder.mark())
         return tensors
 
     def _record(self, start: Any) -> None:
