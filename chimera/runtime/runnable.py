@@ -1,13 +1,13 @@
 """What a pipeline checks and works out before it runs: the proved and lowered schedule, the cut, the channels."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from chimera.errors import ScheduleError, UsageError
-from chimera.ir.action import COMMUNICATIONS, COMPUTATIONS, Kind, flatten
+from chimera.ir.action import COMMUNICATIONS, COMPUTATIONS, Kind, Overlap, flatten
 from chimera.ir.checks import check
 from chimera.ir.schedule import Placement, Schedule
+from chimera.passes.derived import pairs_apart
 from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
 from chimera.runtime.groups import Channel
@@ -17,8 +17,11 @@ __all__ = ["channels_of", "check_cut", "runnable"]
 _RUNS = COMPUTATIONS | COMMUNICATIONS | {Kind.REDUCE_GRAD}
 
 
-def runnable(schedule: Schedule, reduce: ReductionMode) -> Schedule:
-    """Return the schedule as it runs: proved, with messages and reductions, a pair as its F and then its B."""
+def runnable(schedule: Schedule, reduce: ReductionMode, *, together: Callable[[Overlap], bool]) -> Schedule:
+    """Return the schedule as it runs: proved, with messages and reductions.
+
+    Pairs stay those that are run ``together``, by a form of their own; others become a forward, then a backward.
+    """
     for rank, program in enumerate(schedule.actions):
         for position, action in enumerate(flatten(program)):
             if action.kind not in _RUNS:
@@ -26,12 +29,11 @@ def runnable(schedule: Schedule, reduce: ReductionMode) -> Schedule:
                     f"rank {rank}, position {position}: {action} is of kind {action.kind.name}, which this runtime "
                     f"does not run; it runs {', '.join(sorted(kind.name for kind in _RUNS))}"
                 )
+    schedule = pairs_apart(schedule, keep=together)
     if schedule.is_lowered:
         check(schedule)
-    else:
-        schedule = lower(schedule, reduce=reduce)
-    # Less strict than the pair, which waits for both inputs at once: what was proved holds.
-    return replace(schedule, actions=tuple(tuple(flatten(program)) for program in schedule.actions))
+        return schedule
+    return lower(schedule, reduce=reduce)
 
 
 def check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -> None:
