@@ -65,9 +65,14 @@ class _Own:
     costs: Costs
 
     @property
+    def together(self) -> bool:
+        """Whether its pairs run together."""
+        return self.costs.overlap is not None
+
+    @property
     def ideal_s(self) -> float:
         """The makespan with free communication."""
-        return simulate(self.schedule, self.costs, pairs_together=self.costs.overlap is not None).makespan
+        return simulate(self.schedule, self.costs, pairs_together=self.together).makespan
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +87,6 @@ class _Job:
     costs: Costs
     message_bytes: int
     runs: int
-
-    @property
-    def overlap_s(self) -> float | None:
-        """The time of an overlapped pair, where one runs together."""
-        return next((own.costs.overlap for own in self.own if own.costs.overlap is not None), None)
 
 
 def bench_runtime(
@@ -167,9 +167,7 @@ def _forms(name: str, schedule: Schedule, costs: Costs, paired: Costs) -> list[_
 
 def _without_times(job: _Job) -> _Job:
     free = Costs(forward=0.0, backward=0.0)
-    own = tuple(
-        replace(one, costs=free if one.costs.overlap is None else replace(free, overlap=0.0)) for one in job.own
-    )
+    own = tuple(replace(own, costs=replace(free, overlap=0.0) if own.together else free) for own in job.own)
     return replace(job, own=own, costs=free)
 
 
@@ -267,10 +265,10 @@ def _print(rows: list[RuntimeRow], job: _Job) -> None:
         f"{job.runs} runs. Ideal: the schedule with free communication. CPU: with no computation, of all ranks "
         "together; per pair: of one micro-batch's forward and backward through one chunk per rank."
     )
-    if job.overlap_s is not None:
+    if any(own.together for own in job.own):
         note += (
-            f" {_TOGETHER.capitalize()}: each overlapped pair is one span of {job.overlap_s * 1e3:g} ms with both "
-            "results at its end; in the row above, its forward runs and then its backward."
+            f" {_TOGETHER.capitalize()}: each overlapped pair is one span with both results at its end; in the row "
+            "above, its forward runs and then its backward."
         )
     print_wrapped(out, note)
     torchs_rows = [row for row in rows if row.name.startswith("torch ")]
