@@ -90,7 +90,7 @@ def make_schedule(name, ranks, microbatches):
     """Build a schedule from a name such as ``1f1b``, ``chimera-2-halve`` (pairs, unit) or ``text-v``."""
     if name in TEXTS:
         return from_text(TEXTS[name], name)
-    if name.startswith("chimera-"):
+    if name.startswith("chimera-") and name != "chimera-zb":
         _, pairs, unit = name.split("-")
         return build_schedule("chimera", ranks=ranks, microbatches=microbatches, pairs=int(pairs), unit=unit)
     chunks = {"chunks": 2} if name == "interleaved" else {}
