@@ -4,20 +4,22 @@ A computation takes what its dependencies left for it, from a message or from th
 leaves its result for the next. Losses are seeded with 1 / count here, where outputs meet targets.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from chimera.errors import UsageError
-from chimera.ir.action import Action, Kind
+from chimera.ir.action import Action, Kind, Overlap
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Lane
 from chimera.runtime.channels import Channels, Spec, Tensors
 from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.groups import Groups
+from chimera.runtime.halves import BackwardHalf, ForwardHalf, floating
 from chimera.runtime.loss import Counts, LossFunction, Terms, loss_terms
+from chimera.runtime.overlap import run_together
 from chimera.runtime.recorder import Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.shapes import gradient_spec
@@ -117,7 +119,9 @@ class Actions:
         # What a computation left for a stage on this rank, and what waits to be sent, by the consumer it is for.
         self._here: dict[tuple[Kind, int, int], Tensors] = {}
         self._leaving: dict[tuple[Kind, int, int], Tensors] = {}
-        communication = {
+        # Where in the program each message was posted: the wait for it is recorded as that receive's.
+        self._posted_at: dict[tuple[Kind, int, int], int] = {}
+        communication: Handlers = {
             Kind.SEND_F: self._send_forward,
             Kind.RECV_F: self._receive_forward,
             Kind.SEND_B: self._send_backward,
@@ -128,6 +132,8 @@ class Actions:
             Kind.B: self._backward,
             Kind.I: self._input_gradient,
             Kind.W: self._weight_gradient,
+            (Kind.F, Kind.B): self._together,
+            (Kind.F, Kind.I): self._together_split,
             Kind.REDUCE_GRAD: self._reduce,
             **communication,
         }
@@ -157,41 +163,56 @@ class Actions:
     # Computations
 
     def _forward(self, action: Action) -> None:
-        stage, microbatch = action.stage, _microbatch(action)
-        inputs = self._take(Kind.F, stage, stage - 1, microbatch)
+        inputs = self._inputs(action)
         start = self._recorder.mark()
-        run = self._run
-        keys = run.keys[microbatch] if run.keys is not None else None
-        outputs = self._stages[stage].forward(microbatch, inputs, run.batches[microbatch], keys)
+        outputs = self._begun(action, inputs).finish()
         self._record(start)
-        if stage != self._last:
-            self._give(Kind.F, stage + 1, microbatch, tuple(tensor.detach() for tensor in outputs))
+        self._give_outputs(action, outputs)
+
+    def _begun(self, action: Action, inputs: Tensors) -> ForwardHalf:
+        """Return a forward of which nothing has run yet."""
+        microbatch, run = _microbatch(action), self._run
+        keys = run.keys[microbatch] if run.keys is not None else None
+        return self._stages[action.stage].begin_forward(microbatch, inputs, run.batches[microbatch], keys)
 
     def _backward(self, action: Action) -> None:
-        self._send_back(action, self._stages[action.stage].backward)
+        seeds = self._seeds(action)
+        start = self._recorder.mark()
+        gradients = self._begun_back(action, seeds).finish()
+        self._record(start)
+        self._give_gradients(action, gradients)
 
     def _input_gradient(self, action: Action) -> None:
-        self._send_back(action, self._stages[action.stage].input_gradient)
+        with self._stages[action.stage].deferring(_microbatch(action)):
+            self._backward(action)
 
     def _weight_gradient(self, action: Action) -> None:
         start = self._recorder.mark()
         self._stages[action.stage].weight_gradient(_microbatch(action))
         self._record(start)
 
-    def _send_back(self, action: Action, backward: Callable[[int, Tensors, Tensors], Tensors]) -> None:
-        """Take the gradient of the outputs, or evaluate the loss, and give the gradient of the inputs."""
-        stage, microbatch = action.stage, _microbatch(action)
-        seeds = self._take(Kind.B, stage, stage + 1, microbatch)
+    def _begun_back(self, action: Action, seeds: Tensors) -> BackwardHalf:
+        """Return a backward of which nothing has run yet, from the outputs' gradients or from the loss."""
+        stage, microbatch = self._stages[action.stage], _microbatch(action)
+        outputs = stage.outputs_for_backward(microbatch)
+        if action.stage == self._last:
+            return stage.begin_backward(microbatch, *self._seeded_loss(microbatch, outputs))
+        return stage.begin_backward(microbatch, floating(outputs), seeds)
+
+    def _together(self, pair: Overlap) -> None:
+        """Run a forward and a backward by the layers' own form: both inputs first, both results at the end."""
+        inputs, seeds = self._inputs(pair.forward), self._seeds(pair.backward)
         start = self._recorder.mark()
-        outputs = self._stages[stage].outputs_for_backward(microbatch)
-        if stage == self._last:
-            roots, seeds = self._seeded_loss(microbatch, outputs)
-        else:
-            roots = tuple(tensor for tensor in outputs if tensor.is_floating_point())
-        gradients = backward(microbatch, roots, seeds)
+        # The backward first: under recompute it runs a forward of its own, whose random keys come before the other's.
+        backward = self._begun_back(pair.backward, seeds)
+        outputs, gradients = run_together(self._begun(pair.forward, inputs), backward, pair)
         self._record(start)
-        if stage:
-            self._give(Kind.B, stage - 1, microbatch, gradients)
+        self._give_outputs(pair.forward, outputs)
+        self._give_gradients(pair.backward, gradients)
+
+    def _together_split(self, pair: Overlap) -> None:
+        with self._stages[pair.backward.stage].deferring(_microbatch(pair.backward)):
+            self._together(pair)
 
     def _seeded_loss(self, microbatch: int, outputs: Tensors) -> tuple[Tensors, Tensors]:
         """Evaluate the loss; its terms' sums are the roots, 1 / count over the whole step their seeds."""
@@ -209,7 +230,7 @@ class Actions:
 
     def _evaluate(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
-        inputs = self._take(Kind.F, stage, stage - 1, microbatch)
+        inputs = self._inputs(action)
         start = self._recorder.mark()
         outputs = self._stages[stage].run(inputs, self._run.batches[microbatch], None)
         if stage == self._last:
@@ -259,9 +280,28 @@ class Actions:
         microbatch = _microbatch(action)
         route = self._route_of[microbatch]
         channel = (self._routes[route][producer], self._me, route)
-        self._channels.post((kind, action.stage, microbatch), channel, spec)
+        key = (kind, action.stage, microbatch)
+        self._posted_at[key] = self._position
+        self._channels.post(key, channel, spec)
 
     # Hand-over
+
+    def _inputs(self, action: Action) -> Tensors:
+        """Return what a forward takes from the stage before."""
+        return self._take(Kind.F, action.stage, action.stage - 1, _microbatch(action))
+
+    def _seeds(self, action: Action) -> Tensors:
+        """Return what a backward takes from the stage behind."""
+        return self._take(Kind.B, action.stage, action.stage + 1, _microbatch(action))
+
+    def _give_outputs(self, action: Action, outputs: Tensors) -> None:
+        if action.stage != self._last:
+            detached = tuple(tensor.detach() for tensor in outputs)
+            self._give(Kind.F, action.stage + 1, _microbatch(action), detached)
+
+    def _give_gradients(self, action: Action, gradients: Tensors) -> None:
+        if action.stage:
+            self._give(Kind.B, action.stage - 1, _microbatch(action), gradients)
 
     def _give(self, kind: Kind, consumer: int, microbatch: int, tensors: Tensors) -> None:
         near = self._routes[self._route_of[microbatch]][consumer] == self._me
@@ -276,7 +316,7 @@ class Actions:
             return self._here.pop(key)
         start = self._recorder.mark()
         tensors = self._channels.take(key)
-        self._recorder.add(self._position, Lane.RECEIVE, start, self._recorder.mark())
+        self._recorder.add(self._posted_at.pop(key), Lane.RECEIVE, start, self._recorder.mark())
         return tensors
 
     def _record_reduction(self, stage: int) -> None:

@@ -6,13 +6,13 @@ batch per call. It reduces gradients; the optimizer's step is the caller's, by a
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from chimera.errors import StalledError, UsageError
-from chimera.ir.action import Action, Kind
+from chimera.ir.action import Kind
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
 from chimera.passes.derived import forward_only, without_reductions
@@ -27,6 +27,7 @@ from chimera.runtime.failure import stalled
 from chimera.runtime.groups import Groups
 from chimera.runtime.loss import LossFunction, num_samples
 from chimera.runtime.microbatches import cut_both
+from chimera.runtime.overlap import runs_together
 from chimera.runtime.recorder import Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.runnable import channels_of, check_cut, check_updates, runnable
@@ -89,12 +90,17 @@ class Pipeline:
         update: UpdateHook | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        self.schedule = runnable(schedule, reduce)
-        placement = self.schedule.placement
+        placement = schedule.placement
         if layer_to_stage is None:
             layer_to_stage = partition([1.0] * len(layers), placement.num_stages)
         cut_into = tuple(layer_to_stage)
         check_cut(cut_into, len(layers), placement.num_stages)
+        by_stage = [[layers[n] for n, at in enumerate(cut_into) if at == s] for s in range(placement.num_stages)]
+        self.schedule = runnable(
+            schedule,
+            reduce,
+            together=lambda pair: runs_together(by_stage[pair.forward.stage], by_stage[pair.backward.stage]),
+        )
         tied = tied_groups(layers, cut_into)
         check_updates(self.schedule, tied, has_hook=update is not None)
         self.groups = groups = Groups.create(
@@ -110,12 +116,14 @@ class Pipeline:
         self.layer_to_stage = cut_into
         self._seed = seed
         self._weights = Weights(layers, cut_into, tied, placement, groups, seed=seed, dtype=dtype)
+        table = self.schedule.table
         stages = {
             stage: Stage(
                 self._weights.layers_of(stage),
                 cut_into.index(stage),
                 recompute=recompute,
-                split_backward=bool((self.schedule.table.kind == Kind.I).any()),
+                split_backward=bool((table.kind == Kind.I).any()),
+                overlapped=stage in table.stage[table.paired],
             )
             for stage in groups.stages
         }
@@ -309,9 +317,7 @@ class Pipeline:
     def _execute(self, run: Run, schedule: Schedule, handlers: Handlers) -> None:
         """Run this rank's program, and wait for what it leaves under way."""
         self._actions.begin(run)
-        # No pair is left in it.
-        program = cast("tuple[Action, ...]", schedule.actions[self.groups.pipeline_rank])
-        self._executor.run(program, handlers)
+        self._executor.run(schedule.actions[self.groups.pipeline_rank], handlers)
         if self.watch is not None:
             self.watch.activity += ", waiting for reductions and sends under way"
         self._actions.finish()

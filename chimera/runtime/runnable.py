@@ -1,12 +1,12 @@
 """What a pipeline checks and works out before it runs: the proved and lowered schedule, the cut, the channels."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from chimera.errors import UsageError
-from chimera.ir.action import flatten
+from chimera.ir.action import Overlap
 from chimera.ir.schedule import Placement, Schedule
+from chimera.passes.derived import pairs_apart
 from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
 from chimera.runtime.groups import Channel
@@ -15,11 +15,12 @@ from chimera.runtime.weights import TiedGroup
 __all__ = ["channels_of", "check_cut", "check_updates", "runnable"]
 
 
-def runnable(schedule: Schedule, reduce: ReductionMode) -> Schedule:
-    """Return the schedule as it runs: proved, with messages and reductions, a pair as its F and then its B."""
-    schedule = lower(schedule, reduce=reduce)
-    # Less strict than the pair, which waits for both inputs at once: what was proved holds.
-    return replace(schedule, actions=tuple(tuple(flatten(program)) for program in schedule.actions))
+def runnable(schedule: Schedule, reduce: ReductionMode, *, together: Callable[[Overlap], bool]) -> Schedule:
+    """Return the schedule as it runs: proved, with messages and reductions.
+
+    Pairs stay those that are run ``together``, by a form of their own; others become a forward, then a backward.
+    """
+    return lower(pairs_apart(schedule, keep=together), reduce=reduce)
 
 
 def check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -> None:
