@@ -83,6 +83,14 @@ class Communicator:
         """Start summing over all members, in place."""
         return self._start("summing over", self.ranks, self._group.allreduce, [tensor])
 
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        """Start writing every member's ``tensor`` into the contiguous ``output``, one after another in rank order."""
+        return self._start("gathering from", self.ranks, self._group._allgather_base, output, tensor)  # noqa: SLF001
+
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        """Start summing the contiguous ``tensor`` over all members; each gets its part, by rank, in ``output``."""
+        return self._start("summing over", self.ranks, self._group._reduce_scatter_base, output, tensor)  # noqa: SLF001
+
     def broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
         """Start copying the tensor of ``root`` to all members."""
         return self._start("a broadcast from", root, self._group.broadcast, tensor, self._index[root])
