@@ -154,7 +154,7 @@ class Actions:
     def _forward(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
         inputs = self._take(Kind.F, stage, stage - 1, microbatch)
-        self._updates.wait(stage)
+        self._await_weights(stage)
         start = self._recorder.mark()
         run = self._run
         keys = run.keys[microbatch] if run.keys is not None else None
@@ -207,7 +207,7 @@ class Actions:
     def _evaluate(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
         inputs = self._take(Kind.F, stage, stage - 1, microbatch)
-        self._updates.wait(stage)
+        self._await_weights(stage)
         start = self._recorder.mark()
         outputs = self._stages[stage].run(inputs, self._run.batches[microbatch], None)
         if stage == self._last:
@@ -215,6 +215,13 @@ class Actions:
         else:
             self._give(Kind.F, stage + 1, microbatch, outputs)
         self._record(start)
+
+    def _await_weights(self, stage: int) -> None:
+        """Wait for weights that are still being gathered, before a stage's first forward."""
+        if self._updates.gathers(stage):
+            start = self._recorder.mark()
+            self._updates.wait(stage)
+            self._recorder.waited(start)
 
     def _reduce(self, action: Action) -> None:
         self._reductions_started.append((self._position, self._recorder.mark()))

@@ -28,7 +28,7 @@ from chimera.runtime.failure import stalled
 from chimera.runtime.groups import Groups
 from chimera.runtime.loss import LossFunction, num_samples
 from chimera.runtime.microbatches import cut, to_device
-from chimera.runtime.recorder import Recorder
+from chimera.runtime.recorder import GatherTimes, Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.runnable import channels_of, check_cut, runnable
 from chimera.runtime.shapes import Shapes
@@ -243,6 +243,10 @@ class Pipeline:
         """Return the measured timeline of the latest step or evaluation, of this replica's ranks. A collective."""
         return self._recorder.timeline(self._running)
 
+    def gather_times(self) -> GatherTimes:
+        """Return how long the weights of the latest step were gathered under sharding, and waited for. A collective."""
+        return self._recorder.gather_times()
+
     # Parameters and gradients
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -294,7 +298,8 @@ class Pipeline:
         The next step or evaluation does it where the caller did not; done right after the update it goes on meanwhile,
         and a stage's first forward waits for it.
         """
-        self._updates.publish()
+        start = self._recorder.mark()
+        self._recorder.gathering(start, self._updates.publish())
         self._publish_due = False
 
     def gradient_norm(self) -> float:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import _foreach_norm, nn
 
-from chimera.runtime.buckets import Gradients, Transfer
-from chimera.runtime.communicator import Communicator
+from chimera.runtime.buckets import Gradients
+from chimera.runtime.communicator import Communicator, Pending
 from chimera.runtime.groups import Groups
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.sharded_weights import ShardedWeights
@@ -111,10 +111,14 @@ class Updates:
 
     # Weights of all replicas
 
-    def publish(self) -> list[Transfer]:
+    def publish(self) -> list[Pending]:
         """Copy updated weights to where they compute; return the gathers that this started under sharding."""
         self._weights.publish()
-        return [transfer for _, shards in self._shards for transfer in shards.publish()]
+        return [pending for _, shards in self._shards for pending in shards.publish()]
+
+    def gathers(self, stage: int) -> bool:
+        """Whether weights of a stage are still to be waited for."""
+        return any(shards.under_way for gradients, shards in self._shards if stage in gradients.stages)
 
     def wait(self, stage: int | None = None) -> None:
         """Wait until the gathered weights of a stage, or of all, are there."""
