@@ -149,7 +149,7 @@ def train_in_fp16(group, schedule, *, shard):
     history = []
     for step in range(4):
         large = step == 1
-        inputs = [torch.full((1, 1), 4.0 if large else 2**-14, dtype=torch.float16)] * 2
+        inputs = [torch.full((1, 1), 16.0 if large else 2**-14, dtype=torch.float16)] * 2
         pipe.step(inputs, inputs, loss_scale=updater.scale)
         update = updater.measure()
         before = {p.name: p.parameter.detach().clone() for p in pipe.portions()}
@@ -238,7 +238,7 @@ def train_lamb(group, schedule, p, *, shard):
         shard_optimizer=shard,
         bucket_bytes=200,
     )
-    updater = Updater(pipe, OptimizerConfig(name="lamb", learning_rate=0.05, weight_decay=0.1, clip_norm=0.5), RATE)
+    updater = Updater(pipe, OptimizerConfig(name="lamb", learning_rate=0.05, weight_decay=0.1, clip_norm=0.3), RATE)
     d, norms = group.size() // p, []
     for step in range(4):
         first = 4 * (group.rank() % d)
@@ -263,7 +263,7 @@ def serial_lamb(number):
         inputs, targets = zip(*(batch(step, index) for index in range(number)), strict=True)
         optimizer.zero_grad()
         functional.mse_loss(model(torch.cat(inputs)), torch.cat(targets)).backward()
-        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.3)))
         optimizer.step()
     return norms, {name: p.detach().numpy() for name, p in model.named_parameters()}
 
@@ -277,7 +277,7 @@ def test_lamb_on_stages_and_shards_equals_one_process(ranks, schedule, p, d, sha
     expected_norms, expected = serial_lamb(4 * d)
     results = ranks.run(p * d, train_lamb, schedule, p, shard=shard)
     assert set().union(*(weights for _, weights in results)) == set(expected)
-    assert min(expected_norms) > 0.5
+    assert min(expected_norms) > 0.3
     for norms, weights in results:
         # torch's clipping divides by the norm plus 1e-6.
         assert norms == pytest.approx(expected_norms, rel=1e-5)
