@@ -23,6 +23,7 @@ from chimera.cli.options import Flag
 from chimera.cli.terminal import console
 from chimera.cli.training import PRELOAD, run_joined, run_local
 from chimera.errors import RunError
+from chimera.ir.versions import updates_of_microbatches
 from chimera.launch import place_from_environment, warm_up
 from chimera.models import bert_layers, count_parameters
 from chimera.train.config import TrainConfig
@@ -139,14 +140,15 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         parameters = count_parameters(bert_layers(model))
     stages = " ".join(map(str, layers_per_stage(layout.layer_to_stage)))
     recompute = ", recompute" if config.schedule.recompute else ""
+    updates = f" in {max(updates_of_microbatches(schedule)) + 1} updates" if schedule.is_asynchronous else ""
     facts = {
         "model": f"BERT, {model.num_layers} layers, hidden size {model.hidden_size}, {parameters:,} parameters, "
         f"{config.train.dtype}",
         "ranks": f"{config.world_size} = {config.parallel.pipeline} pipeline x {config.parallel.data} data",
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
         f"{recompute}; layers per stage {stages}",
-        "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens; idle share predicted for "
-        f"equal stages {predicted_bubble(schedule):.1%}",
+        "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
+        f"for equal stages {predicted_bubble(schedule):.1%}",
         "run": f"{config.train.steps} steps, {config.train.out}",
     }
     return [f"{name:9} {fact}" for name, fact in facts.items()]

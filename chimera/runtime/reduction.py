@@ -108,10 +108,19 @@ class Reduction:
             if stage in gradients.stages and gradients.stages <= self._reduced:
                 gradients.start()
 
-    def finish(self) -> None:
-        """Wait until every started sum is there."""
-        for gradients in self.gradients:
+    def finish(self, stage: int | None = None) -> None:
+        """Wait until every started sum is there; with ``stage``, those of its own parameters."""
+        for gradients in self.gradients if stage is None else self._of(stage):
             gradients.finish()
+
+    def zero(self, stage: int) -> None:
+        """Set the gradients of a stage's own parameters to zero, and begin new ones."""
+        for gradients in self._of(stage):
+            gradients.begin()
+            gradients.buffer.flat.zero_()
+
+    def _of(self, stage: int) -> list[Gradients]:
+        return list({id(gradients): gradients for gradients in self._untied[stage].values()}.values())
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients by ``factor``."""

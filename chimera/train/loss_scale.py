@@ -40,7 +40,7 @@ class LossScale:
         good_steps: steps in a row without an overflow since it last changed.
     """
 
-    scale: float
+    scale: float = 1.0
     good_steps: int = 0
 
     @property

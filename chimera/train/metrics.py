@@ -1,6 +1,6 @@
 """The figures of a run, as they are reported and as they stand in its files: one row per step and per evaluation.
 
-Step n is the n-th step of the run: row n is written after n updates, an evaluation's row says how many came before it.
+Step n is the n-th step of the run: row n is written after n of them, an evaluation's row says how many came before it.
 """
 
 import json
@@ -24,8 +24,9 @@ class StepMetrics:
         step: steps done, this one included.
         loss: mean masked-word plus mean next-sentence loss over the global batch, in nats.
         mlm_loss, nsp_loss: its two terms.
-        grad_norm: 2-norm of the whole model's gradient, before clipping; None where an overflow had the update skipped.
-        lr: learning rate of this step.
+        grad_norm: 2-norm of the whole model's gradient, before clipping, of the last update where a step makes several;
+            None where an overflow had the update skipped.
+        lr: learning rate of this step, or of its last update.
         tokens_per_s: positions of the global batch, padding included, by ``step_s``.
         step_s: seconds from the first micro-batch to the updated weights, on the first rank.
         bubble_fraction: measured idle share of the pipeline's ranks, from the first start to the last end.

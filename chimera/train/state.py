@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from chimera.errors import CheckpointError
 from chimera.runtime.pipeline import Pipeline
@@ -23,7 +22,7 @@ from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS
 from chimera.train.layout import Layout
 from chimera.train.loss_scale import LossScale
-from chimera.train.updating import Progress, Updater
+from chimera.train.updating import Progress, Updating
 
 __all__ = ["describe", "owned_state", "require_same", "restore"]
 
@@ -41,7 +40,9 @@ _FREE: Final = frozenset(
         "accumulation_runs",
     )
 ) | {"data.cache_dir"}
-_FREE_SECTIONS: Final = frozenset({"schedule", "parallel", "runtime", "metrics"})
+_FREE_SECTIONS: Final = frozenset({"runtime", "metrics"})
+_LAYOUT: Final = frozenset({"schedule", "parallel"})
+"""Sections by which a step does not change, but by those of an asynchronous schedule."""
 _SAMPLES: Final = "samples of a step"
 
 
@@ -49,13 +50,16 @@ def describe(config: TrainConfig, layout: Layout, progress: Progress) -> dict[st
     """Return what a checkpoint says of the run it belongs to and how far that is, as JSON."""
     return {
         "config": {section: _as_json(asdict(getattr(config, section))) for section in SECTIONS},
+        "asynchronous": layout.schedule.is_asynchronous,
         "global_batch": layout.global_batch,
         "progress": asdict(progress),
     }
 
 
 def require_same(checkpoint: Checkpoint, config: TrainConfig, layout: Layout) -> None:
-    """Refuse a checkpoint whose run would go on otherwise under ``config``, other layouts apart.
+    """Refuse a checkpoint whose run would go on otherwise under ``config``.
+
+    Another layout is none: a synchronous step does not depend on it but by rounding.
 
     Raises:
         CheckpointError: naming every option that differs, with both values.
@@ -63,10 +67,12 @@ def require_same(checkpoint: Checkpoint, config: TrainConfig, layout: Layout) ->
     was = _flat(checkpoint.description["config"]) | {_SAMPLES: checkpoint.description["global_batch"]}
     now = _flat({section: _as_json(asdict(getattr(config, section))) for section in SECTIONS})
     now[_SAMPLES] = layout.global_batch
+    asynchronous = layout.schedule.is_asynchronous or checkpoint.description["asynchronous"]
+    free = _FREE_SECTIONS if asynchronous else _FREE_SECTIONS | _LAYOUT
     different = [
         f"{option} was {was.get(option, 'not there')!r}, is {now.get(option, 'not there')!r}"
         for option in dict.fromkeys((*now, *was))
-        if was.get(option) != now.get(option) and option not in _FREE and option.split(".")[0] not in _FREE_SECTIONS
+        if was.get(option) != now.get(option) and option not in _FREE and option.split(".")[0] not in free
     ]
     if different:
         raise CheckpointError(
@@ -75,57 +81,59 @@ def require_same(checkpoint: Checkpoint, config: TrainConfig, layout: Layout) ->
         )
 
 
-def owned_state(pipe: Pipeline, updater: Updater) -> dict[str, Tensor]:
+def owned_state(pipe: Pipeline, updating: Updating) -> dict[str, Tensor]:
     """Return the tensors that this rank saves; a collective."""
     state = {f"{_MODEL}.{name}": tensor for name, tensor in pipe.collected(lambda portion: portion).items()}
     # Before the first update there are none.
-    for moment in updater.moments if updater.progress.updates else ():
-        of_portion = partial(_moment_of, updater.optimizer, moment)
+    for moment in updating.moments if updating.progress.updates else ():
+        of_portion = partial(_moment_of, updating, moment)
         state |= {f"{_OPTIMIZER}.{moment}.{name}": tensor for name, tensor in pipe.collected(of_portion).items()}
     return state
 
 
-def restore(pipe: Pipeline, updater: Updater, checkpoint: Checkpoint) -> None:
+def restore(pipe: Pipeline, updating: Updating, checkpoint: Checkpoint) -> None:
     """Put the state of ``checkpoint`` into the pipeline and the optimizer.
 
     Raises:
         CheckpointError: a parameter or a moment is missing or of another shape.
     """
     progress = checkpoint.description["progress"]
-    updater.progress = Progress(int(progress["updates"]), LossScale(**progress["loss_scale"]))
+    updating.progress = Progress(int(progress["updates"]), LossScale(**progress["loss_scale"]))
     portions = pipe.portions()
     names = {portion.name for portion in portions}
     tensors = load_tensors(checkpoint.path, lambda name: _parameter_of(name) in names)
     for portion in portions:
         with torch.no_grad():
             portion.parameter.copy_(_part(tensors, f"{_MODEL}.{portion.name}", portion, checkpoint))
-    _restore_optimizer(updater, portions, tensors, checkpoint)
+    _restore_optimizers(updating, portions, tensors, checkpoint)
     pipe.publish_weights()
     pipe.step_number = checkpoint.step
 
 
-def _restore_optimizer(
-    updater: Updater, portions: Sequence[Portion], tensors: Mapping[str, Tensor], checkpoint: Checkpoint
+def _restore_optimizers(
+    updating: Updating, portions: Sequence[Portion], tensors: Mapping[str, Tensor], checkpoint: Checkpoint
 ) -> None:
-    updates, optimizer = updater.progress.updates, updater.optimizer
+    updates = updating.progress.updates
     if not updates:
         return
     of_parameter: dict[int, dict[str, Tensor]] = {}
     for portion in portions:
         moments = {
             moment: _part(tensors, f"{_OPTIMIZER}.{moment}.{portion.name}", portion, checkpoint).clone()
-            for moment in updater.moments
+            for moment in updating.moments
             if portion.parameter.requires_grad
         }
         of_parameter[id(portion.parameter)] = moments | {"step": torch.tensor(float(updates))}
-    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {number: of_parameter[id(parameter)] for number, parameter in enumerate(ordered)}
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for optimizer in updating.optimizers:
+        ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        state = {number: of_parameter[id(parameter)] for number, parameter in enumerate(ordered)}
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _moment_of(optimizer: Optimizer, moment: str, portion: nn.Parameter) -> Tensor | None:
-    tensor: Tensor | None = optimizer.state[portion][moment] if portion.requires_grad else None
-    return tensor
+def _moment_of(updating: Updating, moment: str, portion: nn.Parameter) -> Tensor | None:
+    """Return a moment of a portion, None where it does not train."""
+    known = (optimizer.state[portion] for optimizer in updating.optimizers if portion in optimizer.state)
+    return next((state[moment] for state in known), None)
 
 
 def _part(tensors: Mapping[str, Tensor], name: str, portion: Portion, checkpoint: Checkpoint) -> Tensor:

@@ -20,7 +20,7 @@ from chimera.train.loss_scale import LossScale, LossScaleOptions
 from chimera.train.lr_schedules import LearningRate
 from chimera.train.optimizers import OptimizerConfig, build_optimizer
 from chimera.train.state import owned_state, restore
-from chimera.train.updating import Updater
+from chimera.train.updating import AfterStep
 
 RATE = LearningRate(total_steps=10, decay="constant")
 
@@ -52,6 +52,12 @@ def pipeline(group, layers, *, schedule="1f1b", p=2, m=2, loss=first_element, **
     return Pipeline(layers, made, loss, group, timeout_s=20.0, **options)
 
 
+def updater(pipe, options, rate=RATE, loss_scale=None):
+    made = AfterStep(options, rate, loss_scale)
+    made.build(pipe)
+    return made
+
+
 def ones(m):
     return [torch.ones(1, 1)] * m
 
@@ -71,10 +77,10 @@ def clipped(group, schedule, *, tied, shard):
     else:
         layers = [Weighted([3.0, 4.0]), Weighted([12.0, 0.0])]
     pipe = pipeline(group, layers, schedule=schedule, shard_optimizer=shard)
-    updater = Updater(pipe, sgd(clip_norm=1.0), RATE)
+    updates = updater(pipe, sgd(clip_norm=1.0), RATE)
     pipe.step(ones(2), ones(2))
-    update = updater.measure()
-    updater.apply(update)
+    update = updates.measure()
+    updates.finish(update)
     pipe.close()
     return update.norm, {name: (1 - p).tolist() for name, p in pipe.named_parameters()}
 
@@ -145,20 +151,20 @@ def train_in_fp16(group, schedule, *, shard):
     pipe = pipeline(group, layers, schedule=schedule, dtype=torch.float16, shard_optimizer=shard)
     learning_rate = LearningRate(total_steps=4, warmup_steps=4)
     options = LossScaleOptions(initial=4.0, growth_interval=2)
-    updater = Updater(pipe, OptimizerConfig(learning_rate=1e-2, clip_norm=1.0), learning_rate, options)
+    updates = updater(pipe, OptimizerConfig(learning_rate=1e-2, clip_norm=1.0), learning_rate, options)
     history = []
     for step in range(4):
         large = step == 1
         inputs = [torch.full((1, 1), 16.0 if large else 2**-14, dtype=torch.float16)] * 2
-        pipe.step(inputs, inputs, loss_scale=updater.scale)
-        update = updater.measure()
+        pipe.step(inputs, inputs, loss_scale=updates.begin())
+        update = updates.measure()
         before = {p.name: p.parameter.detach().clone() for p in pipe.portions()}
-        updater.apply(update)
+        updates.finish(update)
         still = [torch.equal(before[p.name], p.parameter) for p in pipe.portions()]
-        history.append((update.made, update.loss_scale, update.rate, math.isfinite(update.norm), still))
-    counts = {float(state["step"]) for state in updater.optimizer.state.values()}
+        history.append((update.updates, update.loss_scale, update.rate, math.isfinite(update.norm), still))
+    counts = {float(state["step"]) for state in updates.optimizers[0].state.values()}
     pipe.close()
-    return history, counts, updater.progress
+    return history, counts, updates.progress
 
 
 @pytest.mark.parametrize(("schedule", "n", "shard"), [("1f1b", 2, False), ("1f1b", 4, True), ("chimera", 2, True)])
@@ -238,15 +244,15 @@ def train_lamb(group, schedule, p, *, shard):
         shard_optimizer=shard,
         bucket_bytes=200,
     )
-    updater = Updater(pipe, OptimizerConfig(name="lamb", learning_rate=0.05, weight_decay=0.1, clip_norm=0.3), RATE)
+    updates = updater(pipe, OptimizerConfig(name="lamb", learning_rate=0.05, weight_decay=0.1, clip_norm=0.3), RATE)
     d, norms = group.size() // p, []
     for step in range(4):
         first = 4 * (group.rank() % d)
         inputs, targets = zip(*(batch(step, first + number) for number in range(4)), strict=True)
         pipe.step(list(inputs), list(targets))
-        update = updater.measure()
+        update = updates.measure()
         norms.append(update.norm)
-        updater.apply(update)
+        updates.finish(update)
     pipe.close()
     return norms, {name: p.detach().numpy().copy() for name, p in pipe.named_parameters()}
 
@@ -305,22 +311,22 @@ def train_and_save(group, folder, schedule, p, *, shard, name, dtype, first, las
     )
     options = OptimizerConfig(name=name, learning_rate=0.05, **({"momentum": 0.9} if name == "sgd" else {}))
     scale = LossScaleOptions(initial=8.0, growth_interval=3) if dtype == "float16" else None
-    updater = Updater(pipe, options, LearningRate(total_steps=8, warmup_steps=2), scale)
+    updates = updater(pipe, options, LearningRate(total_steps=8, warmup_steps=2), scale)
     if first:
-        restore(pipe, updater, latest_checkpoint(Path(folder)))
+        restore(pipe, updates, latest_checkpoint(Path(folder)))
     restored = {name: p.detach().float().numpy().tobytes() for name, p in pipe.named_parameters()}
     losses = []
     for step in range(first, last):
         start = 8 // d * (group.rank() % d)
         inputs, targets = zip(*(batch(step, start + number) for number in range(8 // d)), strict=True)
         inputs, targets = ([tensor.to(precision) for tensor in side] for side in (inputs, targets))
-        losses.append(pipe.step(inputs, targets, loss_scale=updater.scale).item())
-        updater.apply(updater.measure())
-    description = {"progress": asdict(updater.progress)}
-    save_checkpoint(Path(folder), last, owned_state(pipe, updater), description, pipe.groups, keep=9)
+        losses.append(pipe.step(inputs, targets, loss_scale=updates.begin()).item())
+        updates.finish(updates.measure())
+    description = {"progress": asdict(updates.progress)}
+    save_checkpoint(Path(folder), last, owned_state(pipe, updates), description, pipe.groups, keep=9)
     pipe.close()
     weights = {name: p.detach().float().numpy().tobytes() for name, p in pipe.named_parameters()}
-    return losses, weights, restored, updater.progress
+    return losses, weights, restored, updates.progress
 
 
 LAYOUTS = [
