@@ -231,9 +231,15 @@ class TrainingView:
         elif event.step % self._every == 0 or event.step == self._steps:
             self.out.print(
                 f"step {event.step:>{len(str(self._steps))}}  MLM {event.mlm_loss:.4f}, NSP {event.nsp_loss:.4f}, "
-                f"gradient norm {event.grad_norm:.3g}, {event.tokens_per_s:,.0f} tokens/s, "
+                f"{_norm_text(event)}, {event.tokens_per_s:,.0f} tokens/s, "
                 f"idle {event.bubble_fraction:.1%}"
             )
+
+
+def _norm_text(event: StepMetrics) -> str:
+    if event.grad_norm is None:
+        return f"overflow at loss scale {event.loss_scale:g}, no update"
+    return f"gradient norm {event.grad_norm:.3g}"
 
 
 def _given(overrides: Any) -> Mapping[str, str]:
@@ -257,6 +263,11 @@ def _outcome(result: TrainingResult) -> list[str]:
             f"held-out MLM loss {first.heldout_mlm_loss:.4f} at step {first.step}, {last.heldout_mlm_loss:.4f} at step "
             f"{last.step}: {abs(below):.4f} nats {'below' if below > 0 else 'above'} the unigram entropy "
             f"{result.unigram_entropy:.4f}"
+        )
+    if result.last is not None and result.last.gather_ms and result.last.gather_hidden_ms is not None:
+        lines.append(
+            f"updated weights were gathered for {result.last.gather_ms:.1f} ms of the last step, "
+            f"{result.last.gather_hidden_ms:.1f} ms of it beside other work"
         )
     lines.append(f"{result.steps} steps, {result.train_s:.1f} s of training; files in {result.out}")
     lines.append(f"newest checkpoint {result.checkpoint}")

@@ -5,21 +5,25 @@ leaves its result for the next. Losses are seeded with 1 / count here, where out
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from chimera.errors import UsageError
-from chimera.ir.action import Action, Kind, Overlap
+from chimera.ir.action import Action, Instruction, Kind, Overlap
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Lane
+from chimera.passes.reductions import before_reduction
 from chimera.runtime.channels import Channels, Spec, Tensors
 from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.groups import Groups
 from chimera.runtime.halves import BackwardHalf, ForwardHalf, floating
 from chimera.runtime.loss import Counts, LossFunction, Terms, loss_terms
 from chimera.runtime.overlap import run_together
+from chimera.runtime.portions import Portions
 from chimera.runtime.recorder import Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.shapes import gradient_spec
@@ -41,6 +45,7 @@ class Run:
         route_of: for each micro-batch, its route.
         update_of: for each micro-batch, the update that its gradients are part of; all 0 where the caller steps.
         counts: for each update, the count of each loss term, known before the first backward.
+        loss_scale: what gradients are multiplied by.
         seen: the loss terms seen here so far: name → sums and counts of single micro-batches.
     """
 
@@ -51,6 +56,7 @@ class Run:
     route_of: Sequence[int]
     update_of: Sequence[int]
     counts: Sequence[Counts]
+    loss_scale: float = 1.0
     seen: dict[str, tuple[list[torch.Tensor], list[float]]] = field(default_factory=dict)
     _seeds: dict[tuple[int, str], torch.Tensor] = field(default_factory=dict)
 
@@ -66,11 +72,11 @@ class Run:
         return self.counts[self.update_of[microbatch]]
 
     def seed(self, microbatch: int, name: str, total: torch.Tensor) -> torch.Tensor:
-        """Return 1 / count of a term, as the tensor its backward starts from."""
+        """Return ``loss_scale`` / count of a term, as the tensor its backward starts from."""
         key = self.update_of[microbatch], name
         found = self._seeds.get(key)
         if found is None or found.dtype is not total.dtype:
-            found = self._seeds[key] = total.new_tensor(1.0 / self.counts_for(microbatch)[name])
+            found = self._seeds[key] = total.new_tensor(self.loss_scale / self.counts_for(microbatch)[name])
         return found
 
     def sums(self) -> dict[str, tuple[float, float]]:
@@ -86,7 +92,7 @@ class Actions:
 
     Args:
         schedule: gives the rank and route of every stage and micro-batch.
-        groups, channels, stages, reduction, recorder, executor: this rank's parts.
+        groups, channels, stages, reduction, portions, recorder, executor: this rank's parts.
         loss_fn: applied to the last stage's output and the targets.
         updates: of an asynchronous schedule; None where the caller steps.
     """
@@ -99,6 +105,7 @@ class Actions:
         channels: Channels,
         stages: Mapping[int, Stage],
         reduction: Reduction,
+        portions: Portions,
         recorder: Recorder,
         executor: Executor,
         loss_fn: LossFunction,
@@ -110,10 +117,12 @@ class Actions:
         self._channels = channels
         self._stages = stages
         self._reduction = reduction
+        self._portions = portions
         self._recorder = recorder
         self._executor = executor
         self._loss_fn = loss_fn
         self._updates = updates
+        self._before_reduction: frozenset[int] = frozenset()
         # For each stage whose reduction is under way, where it started and when.
         self._reducing: dict[int, tuple[int, Any]] = {}
         # What a computation left for a stage on this rank, and what waits to be sent, by the consumer it is for.
@@ -141,9 +150,10 @@ class Actions:
             self.training = {**updates.around(self.training), Kind.STEP: self._step}
         self.evaluation: Handlers = {Kind.F: self._evaluate, **communication}
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: Run, program: Sequence[Instruction]) -> None:
         """Set the micro-batches the next program is about."""
         self._run = run
+        self._before_reduction = before_reduction(program)
         self._route_of = run.route_of
         self._recorder.begin()
 
@@ -178,7 +188,8 @@ class Actions:
     def _backward(self, action: Action) -> None:
         seeds = self._seeds(action)
         start = self._recorder.mark()
-        gradients = self._begun_back(action, seeds).finish()
+        with self._reducing_early(action):
+            gradients = self._begun_back(action, seeds).finish()
         self._record(start)
         self._give_gradients(action, gradients)
 
@@ -188,7 +199,8 @@ class Actions:
 
     def _weight_gradient(self, action: Action) -> None:
         start = self._recorder.mark()
-        self._stages[action.stage].weight_gradient(_microbatch(action))
+        with self._reducing_early(action):
+            self._stages[action.stage].weight_gradient(_microbatch(action))
         self._record(start)
 
     def _begun_back(self, action: Action, seeds: Tensors) -> BackwardHalf:
@@ -243,6 +255,12 @@ class Actions:
         self._reducing[action.stage] = self._position, self._recorder.mark()
         self._reduction.start(action.stage)
 
+    def _reducing_early(self, action: Action) -> AbstractContextManager[None]:
+        """Start buckets inside the last backward of a stage, where its reduction would follow at once anyway."""
+        if self._position not in self._before_reduction:
+            return nullcontext()
+        return self._stages[action.stage].telling(partial(self._reduction.arrived, action.stage))
+
     def _step(self, action: Action) -> None:
         self._reduction.finish(action.stage)
         if action.stage in self._reducing:
@@ -287,8 +305,13 @@ class Actions:
     # Hand-over
 
     def _inputs(self, action: Action) -> Tensors:
-        """Return what a forward takes from the stage before."""
-        return self._take(Kind.F, action.stage, action.stage - 1, _microbatch(action))
+        """Return what a forward takes from the stage before, once its weights are there too."""
+        inputs = self._take(Kind.F, action.stage, action.stage - 1, _microbatch(action))
+        if self._portions.gathers(action.stage):
+            start = self._recorder.mark()
+            self._portions.wait(action.stage)
+            self._recorder.waited(start)
+        return inputs
 
     def _seeds(self, action: Action) -> Tensors:
         """Return what a backward takes from the stage behind."""

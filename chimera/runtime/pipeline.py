@@ -4,7 +4,7 @@ It cuts the layers over the stages, proves and lowers the schedule, makes replic
 batch per call. It reduces gradients; the optimizer's step is the caller's, by asynchronous schedules within a hook.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from chimera.ir.timeline import Timeline
 from chimera.passes.derived import forward_only, without_reductions
 from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
+from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
 from chimera.plan.partition import partition
 from chimera.runtime.accounting import LossAccount
 from chimera.runtime.actions import Actions, Run
@@ -28,7 +29,8 @@ from chimera.runtime.groups import Groups
 from chimera.runtime.loss import LossFunction, num_samples
 from chimera.runtime.microbatches import cut_both
 from chimera.runtime.overlap import runs_together
-from chimera.runtime.recorder import Recorder
+from chimera.runtime.portions import Portions
+from chimera.runtime.recorder import GatherTimes, Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.runnable import channels_of, check_cut, check_updates, runnable
 from chimera.runtime.shapes import Shapes
@@ -36,6 +38,7 @@ from chimera.runtime.stage import Stage
 from chimera.runtime.updates import UpdateHook, Updates
 from chimera.runtime.watch import Watch
 from chimera.runtime.weights import Weights, tied_groups
+from chimera.tensor.portion import Portion
 from chimera.tensor.randomness import Keys, preserved_generators
 
 __all__ = ["Pipeline"]
@@ -61,7 +64,10 @@ class Pipeline:
         update: called on every STEP of an asynchronous schedule, with the stage's parameters and gradients, to change
             the parameters in place; needed by such a schedule, refused by others, after whose step the caller updates.
         dtype: type of weights and computation; None keeps the layers' own. Where it is narrower than fp32,
-            ``optimizer_parameters`` holds the weights in fp32, and ``publish_weights`` copies an update back.
+            ``optimizer_parameters`` holds the weights in fp32.
+        shard_optimizer: whether the replicas of a stage (routes · d) each update a part of its weights, so that no
+            optimizer state is kept twice. ``optimizer_parameters`` are then this rank's parts.
+        bucket_bytes: gradients that are summed at once, while later ones are still being computed.
         timeout_s: how long a rank waits for another before it gives up.
 
     Attributes:
@@ -88,6 +94,8 @@ class Pipeline:
         backend: str | None = None,
         dtype: torch.dtype | None = None,
         update: UpdateHook | None = None,
+        shard_optimizer: bool = False,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         timeout_s: float = 600.0,
     ) -> None:
         placement = schedule.placement
@@ -102,7 +110,7 @@ class Pipeline:
             together=lambda pair: runs_together(by_stage[pair.forward.stage], by_stage[pair.backward.stage]),
         )
         tied = tied_groups(layers, cut_into)
-        check_updates(self.schedule, tied, has_hook=update is not None)
+        check_updates(self.schedule, tied, has_hook=update is not None, sharded=shard_optimizer)
         self.groups = groups = Groups.create(
             group,
             placement,
@@ -127,7 +135,16 @@ class Pipeline:
             )
             for stage in groups.stages
         }
-        self._reduction = Reduction(self._weights, [shared.stages for shared in tied], placement, groups)
+        self._reduction = Reduction(
+            self._weights,
+            [shared.stages for shared in tied],
+            placement,
+            groups,
+            sharded=shard_optimizer,
+            bucket_bytes=bucket_bytes,
+        )
+        self._portions = Portions(self._weights, self._reduction, groups)
+        self._publish_due = False
         self._updates = (
             None if update is None else Updates(self.schedule, groups, self._weights, self._reduction, update)
         )
@@ -141,6 +158,7 @@ class Pipeline:
             channels=Channels(groups),
             stages=stages,
             reduction=self._reduction,
+            portions=self._portions,
             recorder=self._recorder,
             executor=self._executor,
             loss_fn=loss_fn,
@@ -171,6 +189,7 @@ class Pipeline:
         last: bool = True,
         counts: Mapping[str, float] | None = None,
         microbatch_indices: Sequence[int] | None = None,
+        loss_scale: float = 1.0,
     ) -> torch.Tensor:
         """Run forward and backward of one batch and, with ``last``, reduce the gradients.
 
@@ -186,6 +205,8 @@ class Pipeline:
                 counts grow in proportion.
             microbatch_indices: the numbers of these micro-batches in the global batch, which key their dropout; by
                 default (run · d + data_rank) · m + index.
+            loss_scale: what gradients come out multiplied by, so that small ones are not lost in fp16; the loss is as
+                without it.
 
         Returns:
             The loss of the step so far, Σ sum / count over all micro-batches, runs and replicas; equal on every rank.
@@ -212,11 +233,14 @@ class Pipeline:
         )
         schedule = self.schedule if last else self._earlier_runs
         with self._watched(f"step {self.step_number}", schedule):
+            self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = self._begin(batches, goals, specs, keys, counts)
+            run.loss_scale = loss_scale
             self._execute(run, schedule, self._actions.training)
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
+        self._publish_due = last and self._updates is None
         return loss
 
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
@@ -230,6 +254,7 @@ class Pipeline:
         batches, goals = cut_both(inputs, targets, m, self.groups.device)
         schedule = self._evaluation(m)
         with self._watched("evaluation", schedule), self._weights.evaluation_mode(), torch.no_grad():
+            self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = Run(batches, goals, specs, None, schedule.microbatch_to_route, (), ())
             self._execute(run, schedule, self._actions.evaluation)
@@ -249,26 +274,70 @@ class Pipeline:
         """Return the measured timeline of the latest step or evaluation, of this replica's ranks. A collective."""
         return self._recorder.timeline(self._running)
 
+    def gather_times(self) -> GatherTimes:
+        """Return how long the weights of the latest step were gathered under sharding, and waited for. A collective."""
+        return self._recorder.gather_times()
+
     # Parameters and gradients
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield this rank's parameters, each once, named as ``nn.Sequential(*layers)`` names them."""
+        """Yield this rank's parameters, each once, named as ``nn.Sequential(*layers)`` names them.
+
+        Their ``grad`` is the reduced gradient. With sharded optimizer states no rank has that as a whole, and they have
+        none between steps; see ``portions``.
+        """
+        self._portions.wait()
         return self._weights.named_parameters()
 
     def optimizer_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return what an optimizer updates: the parameters, or their full-precision originals, gradients attached."""
-        self._reduction.attach()
-        return self._weights.optimizer_parameters()
+        """Return what an optimizer updates on this rank, gradients attached; see ``portions``."""
+        return [(portion.name, portion.parameter) for portion in self._portions.portions()]
+
+    def portions(self) -> list[Portion]:
+        """Return what an optimizer updates on this rank, in the order of the model, gradients attached.
+
+        They are the parameters, or their full-precision originals; with sharded optimizer states, stretches of either.
+        """
+        return self._portions.portions()
+
+    def sum_over_portions(self, parameters: Sequence[nn.Parameter], values: torch.Tensor) -> torch.Tensor:
+        """Add up what the ranks say of their portions of the same parameter; a collective.
+
+        Args:
+            parameters: of portions of this rank.
+            values: ``[quantities, parameters]`` in fp64, with equally many quantities on every rank.
+
+        Returns:
+            The same shape: for each portion the sums over all portions of its parameter.
+        """
+        with self._watched("sums over portions", self._running):
+            return self._portions.sum_over_portions(parameters, values)
+
+    def collected(self, of_portion: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        """Return by name the tensors of whole parameters that this rank saves; a collective.
+
+        Args:
+            of_portion: a tensor in the shape of the portion's parameter, such as that itself or a moment of it; None
+                for one that does not train and has none.
+        """
+        with self._watched("bringing portions together", self._running):
+            return self._portions.collected(of_portion)
 
     def publish_weights(self) -> None:
-        """Copy updated full-precision weights into the ones that compute; nothing to do where they are the same."""
-        self._weights.publish()
+        """Start bringing updated weights to where they compute: into their narrower type, to the other replicas.
+
+        The next step or evaluation does it where the caller did not; done right after the update it goes on meanwhile,
+        and a stage's first forward waits for it.
+        """
+        start = self._recorder.mark()
+        self._recorder.gathering(start, self._portions.publish())
+        self._publish_due = False
 
     def gradient_norm(self) -> float:
         """Return the 2-norm of the whole model's gradient; tied and replicated parameters count once. A collective."""
         self._require_gradients("gradient_norm")
         with self._watched("gradient norm", self._running):
-            return self._reduction.gradient_norm()
+            return self._portions.gradient_norm()
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply every gradient on this rank by ``factor``."""
@@ -309,6 +378,10 @@ class Pipeline:
                 "ask in the hook given as update= instead"
             )
 
+    def _publish_if_due(self) -> None:
+        if self._publish_due:
+            self.publish_weights()
+
     def _evaluation(self, m: int) -> Schedule:
         if m not in self._evaluations:
             self._evaluations[m] = lower(forward_only(self.schedule, m), reduce=None)
@@ -316,8 +389,9 @@ class Pipeline:
 
     def _execute(self, run: Run, schedule: Schedule, handlers: Handlers) -> None:
         """Run this rank's program, and wait for what it leaves under way."""
-        self._actions.begin(run)
-        self._executor.run(schedule.actions[self.groups.pipeline_rank], handlers)
+        program = schedule.actions[self.groups.pipeline_rank]
+        self._actions.begin(run, program)
+        self._executor.run(program, handlers)
         if self.watch is not None:
             self.watch.activity += ", waiting for reductions and sends under way"
         self._actions.finish()

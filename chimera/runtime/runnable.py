@@ -35,7 +35,7 @@ def check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -
         )
 
 
-def check_updates(schedule: Schedule, tied: Sequence[TiedGroup], *, has_hook: bool) -> None:
+def check_updates(schedule: Schedule, tied: Sequence[TiedGroup], *, has_hook: bool, sharded: bool) -> None:
     """Refuse a schedule and an update hook that do not go together, and weights that no single STEP could update."""
     if schedule.is_asynchronous and not has_hook:
         raise UsageError(
@@ -46,6 +46,11 @@ def check_updates(schedule: Schedule, tied: Sequence[TiedGroup], *, has_hook: bo
         raise UsageError(
             f"update= is given, but schedule {schedule.name!r} has no STEP that would call it; leave update= out and "
             "step the optimizer after pipe.step, or take an asynchronous schedule"
+        )
+    if schedule.is_asynchronous and sharded:
+        raise UsageError(
+            f"schedule {schedule.name!r} updates the weights while micro-batches still compute with older ones, which "
+            "a shard does not keep; leave shard_optimizer out, or take a synchronous schedule"
         )
     if schedule.is_asynchronous and tied:
         stages = " and ".join(map(str, tied[0].stages))

@@ -152,6 +152,10 @@ class _WeightWait(NamedTuple):
 
     layer: VirtualLayer
 
+    @property
+    def weight(self) -> nn.Parameter:
+        return self.layer.weight
+
     def add(self) -> None:
         self.layer._wait(self.layer.weight_grad_s)  # noqa: SLF001 - of this module
 

@@ -57,6 +57,8 @@ class Weights:
     Attributes:
         layers: this rank's layers by global number.
         tied: this rank's tied parameters by the number of their group.
+        originals: the weights in the type gradients are summed in, by the identity of the narrower parameter; what is
+            sharded is taken out of it.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Weights:
         self.tied: dict[int, nn.Parameter] = {number: getattr(module, name) for number, module, name in places}
         self._tied_names = {id(parameter): tied[number].name for number, parameter in self.tied.items()}
         self._make_replicas_equal(tied, placement, groups)
-        self._main: dict[int, nn.Parameter] = {}
+        self.originals: dict[int, nn.Parameter] = {}
         self._convert(dtype)
 
     def _make_replicas_equal(self, tied: Sequence[TiedGroup], placement: Placement, groups: Groups) -> None:
@@ -109,7 +111,7 @@ class Weights:
             parameter.data = original.to(dtype or parameter.dtype)
             if gradient_dtype(parameter) != parameter.dtype:
                 main = original.to(gradient_dtype(parameter), copy=True)
-                self._main[id(parameter)] = nn.Parameter(main, requires_grad=parameter.requires_grad)
+                self.originals[id(parameter)] = nn.Parameter(main, requires_grad=parameter.requires_grad)
         for layer in self.layers.values():
             for buffer in layer.buffers():
                 if buffer.is_floating_point():
@@ -142,7 +144,7 @@ class Weights:
         """Return the parameters, or their full-precision originals, each with the gradient attached."""
         pairs = []
         for name, parameter in self.named_parameters(stage):
-            main = self._main.get(id(parameter), parameter)
+            main = self.originals.get(id(parameter), parameter)
             main.grad = parameter.grad
             pairs.append((name, main))
         return pairs
@@ -162,6 +164,7 @@ class Weights:
     @torch.no_grad()
     def publish(self, stage: int | None = None) -> None:
         """Copy updated full-precision weights into the ones that compute."""
-        if self._main:
+        if self.originals:
             for _, parameter in self.named_parameters(stage):
-                parameter.copy_(self._main.get(id(parameter), parameter))
+                if id(parameter) in self.originals:
+                    parameter.copy_(self.originals[id(parameter)])

@@ -95,6 +95,16 @@ def _require_own_updates(config: TrainConfig, layer_to_stage: Sequence[int]) -> 
             f"{name}, so gradients of train.accumulation_runs = {config.train.accumulation_runs} do not accumulate; "
             "set it to 1, and schedule.microbatches and schedule.updates for the micro-batches of an update"
         )
+    if config.parallel.shard_optimizer:
+        raise ConfigError(
+            f"{name}, while micro-batches still compute with its older weights, which a shard does not keep; set "
+            "parallel.shard_optimizer to false"
+        )
+    if config.train.dtype == "fp16":
+        raise ConfigError(
+            f'{name}, so no overflow of train.dtype = "fp16" on one could skip the update of all; set train.dtype to '
+            "bf16 or fp32"
+        )
     if config.model.tied_decoder and layer_to_stage[0] != layer_to_stage[-1]:
         raise ConfigError(
             f"{name}, but the word embedding is the decoder's weight too, in stages {layer_to_stage[0]} and "

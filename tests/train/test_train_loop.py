@@ -14,7 +14,7 @@ from chimera.errors import CheckpointError, ConfigError, DataError, NonFiniteErr
 from chimera.ir.action import Kind
 from chimera.ir.timeline import Lane
 from chimera.timeline import read_timeline
-from chimera.train.checkpoint import load_tensors
+from chimera.train.checkpoint import load_tensors, read_checkpoint
 from chimera.train.config_file import load_config
 from chimera.train.events import Saved, Started
 from chimera.train.lr_schedules import LearningRate, learning_rate_factor
@@ -124,17 +124,18 @@ def test_a_finished_run_has_nothing_left(folder, whole):
 
 
 def test_checkpoints_hold_every_parameter_once(whole):
-    """Names are those of the layer list, the tied decoder has one, and each has its two moments and its count."""
+    """Names are those of the layer list, the tied decoder has one, and each has its two moments; the count is noted."""
     tensors = tensors_of(whole[0].checkpoint)
     names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
     assert "0.word.weight" in names
     assert "3.decoder.weight" not in names
     assert {"3.decoder.bias", "1.attention.qkv.weight", "2.feed_forward_norm.bias"} <= names
-    for key in ("exp_avg", "exp_avg_sq", "step"):
+    for key in ("exp_avg", "exp_avg_sq"):
         assert {
             name.removeprefix(f"optimizer.{key}.") for name in tensors if name.startswith(f"optimizer.{key}.")
         } == names
-    assert {float(value) for name, value in tensors.items() if name.startswith("optimizer.step.")} == {6.0}
+    assert len(tensors) == 3 * len(names)
+    assert read_checkpoint(whole[0].checkpoint).description["progress"]["updates"] == 6
 
 
 @pytest.mark.parametrize(
@@ -145,6 +146,10 @@ def test_checkpoints_hold_every_parameter_once(whole):
         {"train__accumulation_runs": 2, "schedule__microbatches": 2},
         {"parallel__data": 2, "schedule__microbatches": 2},
         {"parallel__pipeline": 1, "schedule__name": "gpipe"},
+        # The last stage is on the first rank.
+        {"schedule__name": "zb-v"},
+        {"parallel__data": 2, "schedule__microbatches": 2, "parallel__shard_optimizer": "true"},
+        {"parallel__shard_optimizer": "true", "parallel__bucket_mib": 0.001, "schedule__reduce": "end"},
     ],
     ids=lambda change: " ".join(f"{name}={value}" for name, value in change.items()),
 )
@@ -173,6 +178,57 @@ def test_bf16_keeps_weights_in_fp32(folder, whole):
     for row, expected in zip(losses(folder / "bf16"), losses(folder / "whole"), strict=False):
         assert row[1] == pytest.approx(expected[1], rel=0.02)
         assert row[1] != expected[1]
+
+
+def test_fp16_finds_its_loss_scale(folder, whole):
+    """A scale that overflows halves until it does not, in steps that change nothing; then losses are near fp32's."""
+    options = {"train__dtype": "fp16", "loss_scale__initial": 2.0**40, "parallel__shard_optimizer": "true"}
+    steps = 30
+    out = folder / "fp16"
+    result = run_local(small_config(folder, train__steps=steps, train__out=out, **options))
+    rows = read_rows(out / "metrics.jsonl")
+    skipped = [row["grad_norm"] is None for row in rows]
+    number = sum(skipped)
+    assert skipped == [True] * number + [False] * (steps - number)
+    assert 5 < number < 28
+    assert [row["loss_scale"] for row in rows] == [2.0 ** (40 - min(n, number)) for n in range(steps)]
+    assert all(row["lr"] == rows[0]["lr"] for row in rows[: number + 1])
+    assert rows[number + 1]["lr"] > rows[0]["lr"]
+    for row, expected in zip(rows, losses(folder / "whole"), strict=False):
+        assert row["loss"] == pytest.approx(expected[1], rel=0.02)
+        break
+    progress = read_checkpoint(result.checkpoint).description["progress"]
+    assert progress["updates"] == steps - number
+    assert progress["loss_scale"] == {"scale": 2.0 ** (40 - number), "good_steps": steps - number}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parallel__data": 2, "schedule__microbatches": 2},
+        {"schedule__name": "1f1b", "parallel__shard_optimizer": "false"},
+        {"parallel__pipeline": 1, "schedule__name": "gpipe"},
+    ],
+    ids=lambda change: " ".join(f"{name}={value}" for name, value in change.items()),
+)
+def test_a_sharded_run_goes_on_under_another_layout(folder, whole, change):
+    """What Chimera saved with sharded states is taken up by more replicas, another schedule, or one rank alone."""
+    out = folder / f"moved-{next(iter(change.values()))}"
+    shutil.copytree(sharded(folder), out)
+    options = {"train__out": out, "parallel__shard_optimizer": "true"} | change
+    run_local(small_config(folder, train__steps=4, **options), resume=True)
+    for row, expected in zip(losses(out), losses(folder / "whole"), strict=False):
+        assert row == pytest.approx(expected, rel=2e-4)
+    assert len(losses(out)) == 4
+
+
+def sharded(folder):
+    """Return the folder of a sharded run of two steps, made once."""
+    out = folder / "sharded"
+    if not out.exists():
+        run_local(small_config(folder, train__out=out, train__steps=2, parallel__shard_optimizer="true"))
+        assert [row["gather_ms"] is not None for row in read_rows(out / "metrics.jsonl")] == [True, True]
+    return out
 
 
 def test_clipping_is_by_the_global_norm(folder, whole):
