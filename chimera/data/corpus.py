@@ -7,9 +7,7 @@ leading, repeated and missing blank lines, lines of spaces, CRLF and byte-order 
 a file that cannot be meant is an error that says what to do.
 """
 
-import bz2
-import gzip
-import lzma
+import io
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import pairwise
@@ -19,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chimera.data.keyed import Purpose, below, keyed_stream
+from chimera.data.text.documents import decoded, segmented_documents
+from chimera.data.text.streams import uncompressed
 from chimera.errors import DataError
 
 __all__ = [
@@ -35,9 +35,6 @@ _FORMAT_ADVICE = (
     'set data.corpus to such a file, or to "bundled" for the English corpus that comes with chimera'
 )
 
-# What compressed files start with; the file's name decides nothing.
-_GZIP_MAGIC, _XZ_MAGIC, _BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh"
-
 
 def bundled_corpus_path() -> Traversable:
     """Return the bundled English corpus, compressed segmented text; origin and licence are in the README beside it."""
@@ -45,7 +42,7 @@ def bundled_corpus_path() -> Traversable:
 
 
 def read_segmented_text(path: str | Path | Traversable) -> list[list[str]]:
-    """Read a corpus, plain or compressed by gzip, xz or bzip2.
+    """Read a corpus, plain or compressed by gzip, xz, bzip2 or Zstandard.
 
     Returns:
         The documents in the file's order, each the list of its sentences. Documents of one sentence are kept.
@@ -64,17 +61,7 @@ def parse_segmented_text(data: bytes, *, name: str) -> list[list[str]]:
     Raises:
         DataError: as ``read_segmented_text``.
     """
-    # A byte-order mark inside the text is left over from files joined end to end; it is no character of a sentence.
-    text = _decode(data, name=name).replace("\ufeff", "")
-    documents: list[list[str]] = [[]]
-    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
-        sentence = line.strip()
-        if sentence:
-            documents[-1].append(sentence)
-        elif documents[-1]:
-            documents.append([])
-    if not documents[-1]:
-        documents.pop()
+    documents = segmented_documents(decoded(data, name=f"corpus {name}"))
     _require_sentence_pairs(documents, name=name)
     return documents
 
@@ -125,40 +112,12 @@ def read_bytes(path: Path | Traversable) -> bytes:
 
 
 def decompress(data: bytes, *, name: str) -> bytes:
-    """Return the text's bytes: decompressed if they start as gzip, xz or bzip2 files do, else as they are.
+    """Return the text's bytes: decompressed if they start as compressed files do, else as they are.
 
     Raises:
         DataError: they are compressed, but damaged; ``name`` stands for the file.
     """
-    try:
-        if data.startswith(_GZIP_MAGIC):
-            return gzip.decompress(data)
-        if data.startswith(_XZ_MAGIC):
-            return lzma.decompress(data)
-        if data.startswith(_BZIP2_MAGIC):
-            return bz2.decompress(data)
-    except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
-        raise DataError(f"corpus {name} is compressed but damaged or cut short ({error}); copy it again") from error
-    return data
-
-
-def _decode(data: bytes, *, name: str) -> str:
-    """UTF-8 text without NUL characters."""
-    advice = "a corpus is UTF-8 text; convert other encodings, for instance with `iconv -f UTF-16 -t UTF-8`"
-    nul = data.find(b"\0")
-    if nul >= 0:
-        raise DataError(f"corpus {name} is binary or UTF-16: NUL at {_place(data, nul)}; {advice}")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        at = error.start
-        raise DataError(f"corpus {name} is not UTF-8: byte 0x{data[at]:02x} at {_place(data, at)}; {advice}") from None
-
-
-def _place(data: bytes, offset: int) -> str:
-    """Where a byte stands, counted from one."""
-    before = data[:offset].split(b"\n")
-    return f"line {len(before)}, byte {len(before[-1]) + 1}"
+    return uncompressed(io.BytesIO(data), name=f"corpus {name}").read()
 
 
 def _require_sentence_pairs(documents: list[list[str]], *, name: str) -> None:
