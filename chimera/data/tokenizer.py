@@ -1,9 +1,7 @@
 """WordPiece, by the ``tokenizers`` library: from a vocabulary file, from a tokenizer.json, or trained on a corpus.
 
 Knows the five special tokens that BERT samples need, checks that a vocabulary has them, and makes training repeatable.
-Refuses to know about documents or samples: it turns sentences into token ids and back. Text that looks like a special
-token, such as a corpus that says "[MASK]", is encoded as ordinary text, so no special id ever comes out of a sentence
-except the one of unknown words.
+Refuses to know about documents or samples: it turns sentences into token ids and back.
 """
 
 import re
@@ -12,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from chimera.data.text_tokenizer import TextTokenizer
 from chimera.errors import ConfigError, DataError
 
 __all__ = ["SPECIAL_TOKENS", "Vocabulary", "WordPiece", "train_wordpiece"]
@@ -51,10 +52,10 @@ class Vocabulary:
     special: tuple[int, ...]
 
 
-class WordPiece:
+class WordPiece(TextTokenizer):
     """A tokenizer with the special tokens of BERT."""
 
-    __slots__ = ("_tokenizer", "vocabulary")
+    __slots__ = ("vocabulary",)
 
     vocabulary: Vocabulary
 
@@ -64,12 +65,8 @@ class WordPiece:
         Raises:
             DataError: its vocabulary lacks one of ``SPECIAL_TOKENS``.
         """
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer, name=name)
         self.vocabulary = _vocabulary(tokenizer, name=name)
-        # A tokenizer.json may ask for cutting and padding; sentences stay whole here.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        tokenizer.encode_special_tokens = True
 
     @classmethod
     def from_file(cls, path: str | Path, *, lowercase: bool | None = None) -> Self:
@@ -94,37 +91,11 @@ class WordPiece:
             )
         return cls.from_json(text, name=str(path))
 
-    @classmethod
-    def from_json(cls, text: str, *, name: str = "tokenizer.json") -> Self:
-        """Make a tokenizer from the text of a tokenizer.json.
-
-        Raises:
-            DataError: it is not one, or it lacks a special token.
-        """
-        try:
-            tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception
-            raise DataError(
-                f"vocabulary {name} is not a tokenizer.json ({error}); set data.vocabulary to one, or to a vocab.txt"
-            ) from error
-        return cls(tokenizer, name=name)
-
-    def to_json(self) -> str:
-        """Return the text of its tokenizer.json, which ``from_json`` reads back."""
-        return str(self._tokenizer.to_str())
-
-    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each sentence, without [CLS] and [SEP]; a sentence may have none."""
-        encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included."""
-        return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=False))
-
-    def tokens(self) -> dict[str, int]:
-        """Return the id of every token."""
-        return dict(self._tokenizer.get_vocab())
+    def continuations(self) -> NDArray[np.bool_]:
+        """Return, for each id, whether it goes on with the word of the token before it."""
+        continues = np.zeros(self.size, dtype=bool)
+        continues[[number for token, number in self.tokens().items() if token.startswith(_CONTINUATION)]] = True
+        return continues
 
 
 def train_wordpiece(sentences: Sequence[str], *, vocab_size: int, lowercase: bool = True) -> WordPiece:
