@@ -26,7 +26,7 @@ from chimera.errors import DataError
 __all__ = ["PretrainingData", "build_data"]
 
 # Part of the cache's key: another way of reading or tokenising must not meet old files.
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,8 +88,8 @@ def build_data(config: DataConfig) -> PretrainingData:
         heldout_unigram_cross_entropy=unigram_cross_entropy(train, heldout, vocabulary),
         num_train_documents=train.num_documents,
         num_heldout_documents=heldout.num_documents,
-        num_train_tokens=len(train.tokens),
-        num_heldout_tokens=len(heldout.tokens),
+        num_train_tokens=train.num_tokens,
+        num_heldout_tokens=heldout.num_tokens,
         num_empty_sentences=corpus.num_empty_sentences,
     )
 

@@ -79,7 +79,7 @@ def _save(corpus: TokenizedCorpus, path: Path) -> None:
             np.savez(
                 file,
                 tokens=corpus.documents.tokens,
-                sentence_starts=corpus.documents.sentence_starts,
+                sentence_bounds=np.append(corpus.documents.sentence_starts, len(corpus.documents.tokens)),
                 document_starts=corpus.documents.document_starts,
                 tokenizer=np.frombuffer(corpus.tokenizer.to_json().encode(), dtype=np.uint8),
                 num_empty_sentences=np.array(corpus.num_empty_sentences),
@@ -95,7 +95,9 @@ def _save(corpus: TokenizedCorpus, path: Path) -> None:
 def _load(path: Path) -> TokenizedCorpus:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            documents = TokenizedDocuments(arrays["tokens"], arrays["sentence_starts"], arrays["document_starts"])
+            documents = TokenizedDocuments.contiguous(
+                arrays["tokens"], arrays["sentence_bounds"], arrays["document_starts"]
+            )
             tokenizer = WordPiece.from_json(arrays["tokenizer"].tobytes().decode(), name=str(path))
             return TokenizedCorpus(documents, tokenizer, int(arrays["num_empty_sentences"]))
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, DataError) as error:

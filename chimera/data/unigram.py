@@ -5,13 +5,18 @@ masked-language-model loss would reach by ignoring the context altogether. A mod
 many nats as its loss lies below. Refuses to know about models and samples.
 """
 
+from collections.abc import Iterable, Iterator
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
 from chimera.data.tokenizer import Vocabulary
-from chimera.data.tokens import TokenizedDocuments
+from chimera.data.tokens import TokenArray, TokenizedDocuments
 
 __all__ = ["unigram_cross_entropy", "unigram_entropy"]
+
+_BLOCK_TOKENS: Final = 1 << 20
 
 
 def unigram_entropy(documents: TokenizedDocuments, vocabulary: Vocabulary) -> float:
@@ -40,6 +45,22 @@ def unigram_cross_entropy(train: TokenizedDocuments, heldout: TokenizedDocuments
 
 def _counts(documents: TokenizedDocuments, vocabulary: Vocabulary) -> NDArray[np.int64]:
     """How often each id occurs, special ones never."""
-    counts = np.bincount(documents.tokens, minlength=vocabulary.size)
+    counts = np.zeros(vocabulary.size, dtype=np.int64)
+    for block in _joined(documents.token_blocks()):
+        counts += np.bincount(block, minlength=vocabulary.size)
     counts[list(vocabulary.special)] = 0
     return counts
+
+
+def _joined(blocks: Iterable[TokenArray]) -> Iterator[TokenArray]:
+    """Put small blocks together: counting has a price per block, which the vocabulary's size sets."""
+    waiting: list[TokenArray] = []
+    size = 0
+    for block in blocks:
+        waiting.append(block)
+        size += len(block)
+        if size >= _BLOCK_TOKENS:
+            yield np.concatenate(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield np.concatenate(waiting)
