@@ -15,9 +15,10 @@ import tokenizers
 from numpy.typing import NDArray
 
 from chimera.data.bert_samples import BertSamples
-from chimera.data.cache import TokenizedCorpus, cached_corpus, default_cache_dir
+from chimera.data.cache import TokenizedCorpus, cached_corpus
 from chimera.data.config import BUNDLED, DEFAULT_VOCAB_SIZE, DataConfig
 from chimera.data.corpus import bundled_corpus_path, decompress, parse_segmented_text, read_bytes, split_documents
+from chimera.data.index_cache import default_cache_dir
 from chimera.data.tokenizer import WordPiece, train_wordpiece
 from chimera.data.tokens import TokenizedDocuments, tokenize_documents
 from chimera.data.unigram import unigram_cross_entropy, unigram_entropy

@@ -5,24 +5,23 @@ how many processes at once may ask for it: one makes it, the others wait, and a 
 Refuses to know what the inputs are. A file is an uncompressed ``.npz`` without pickled objects.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from chimera.data.index_cache import locked
 from chimera.data.tokenizer import WordPiece
 from chimera.data.tokens import TokenizedDocuments
 from chimera.errors import DataError
 
-__all__ = ["TokenizedCorpus", "cached_corpus", "default_cache_dir"]
+__all__ = ["TokenizedCorpus", "cached_corpus"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,11 +31,6 @@ class TokenizedCorpus:
     documents: TokenizedDocuments
     tokenizer: WordPiece
     num_empty_sentences: int
-
-
-def default_cache_dir() -> Path:
-    """Return the user's cache folder for chimera: under ``$XDG_CACHE_HOME``, else ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chimera"
 
 
 def cached_corpus(
@@ -53,7 +47,7 @@ def cached_corpus(
         return _load(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             if not path.exists():
                 _save(make(), path)
     except OSError as error:
@@ -62,14 +56,6 @@ def cached_corpus(
             "set data.cache_dir to a folder that can be written"
         ) from error
     return _load(path)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock; it spares work and nothing rests on it, and the system drops it when its holder dies."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _save(corpus: TokenizedCorpus, path: Path) -> None:

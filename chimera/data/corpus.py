@@ -8,6 +8,7 @@ a file that cannot be meant is an error that says what to do.
 """
 
 import io
+from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import pairwise
@@ -28,6 +29,7 @@ __all__ = [
     "read_bytes",
     "read_segmented_text",
     "split_documents",
+    "split_parts",
 ]
 
 _FORMAT_ADVICE = (
@@ -87,12 +89,45 @@ def split_documents(
             f"{num_documents - num_heldout} training and {num_heldout} held-out documents; each side needs at least "
             "one: set data.heldout_fraction so that it does, or use a corpus of more documents"
         )
-    run_starts = np.arange(num_heldout + 1, dtype=np.int64) * num_documents // num_heldout
-    stream = keyed_stream(seed, 0, Purpose.SPLIT)
-    chosen = [first + below(stream, int(end - first)) for first, end in pairwise(run_starts)]
-    heldout = np.zeros(num_documents, dtype=bool)
-    heldout[chosen] = True
+    heldout = _one_of_each_run(num_documents, num_heldout, keyed_stream(seed, 0, Purpose.SPLIT))
     return np.flatnonzero(~heldout), np.flatnonzero(heldout)
+
+
+def split_parts(num_documents: int, shares: Sequence[float], *, seed: int) -> tuple[NDArray[np.int64], ...]:
+    """Divide document indices into parts, the first of which is what the others leave.
+
+    Each later part takes one random document of each of as many equal runs of what is left as it has documents.
+
+    Args:
+        num_documents: documents in all.
+        shares: of each part; they add up to 1. A share of 0 gives no documents.
+        seed: of the choice.
+
+    Raises:
+        DataError: a part with a share above 0 would be empty.
+    """
+    left = np.arange(num_documents, dtype=np.int64)
+    parts: list[NDArray[np.int64]] = []
+    for number, share in enumerate(shares[1:]):
+        count = round(share * num_documents)
+        if share and not 0 < count < len(left):
+            raise DataError(
+                f"{num_documents} document(s) cannot be divided by {', '.join(map(str, shares))}: part {number + 2} "
+                f"would have {count}; set larger or fewer parts, or use a corpus of more documents"
+            )
+        taken = _one_of_each_run(len(left), count, keyed_stream(seed, number, Purpose.SPLIT))
+        parts.append(left[taken])
+        left = left[~taken]
+    return (left, *parts)
+
+
+def _one_of_each_run(num_documents: int, num_chosen: int, stream: np.random.Philox) -> NDArray[np.bool_]:
+    """Choose one random document of each of ``num_chosen`` equal runs."""
+    chosen = np.zeros(num_documents, dtype=bool)
+    if num_chosen:
+        run_starts = np.arange(num_chosen + 1, dtype=np.int64) * num_documents // num_chosen
+        chosen[[first + below(stream, int(end - first)) for first, end in pairwise(run_starts)]] = True
+    return chosen
 
 
 def read_bytes(path: Path | Traversable) -> bytes:
