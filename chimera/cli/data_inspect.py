@@ -113,7 +113,11 @@ def _print(facts: DatasetFacts, dataset: IndexedDataset) -> None:
     out = console()
     rows = [
         ("documents", f"{facts.documents:,}", f"{facts.empty_documents:,} of them empty"),
-        ("sequences", f"{facts.sequences:,}", f"{facts.shortest:,} to {facts.longest:,} tokens, {facts.mean} on average"),
+        (
+            "sequences",
+            f"{facts.sequences:,}",
+            f"{facts.shortest:,} to {facts.longest:,} tokens, {facts.mean} on average",
+        ),
         ("tokens", f"{facts.tokens:,}", f"{facts.token_type}, the highest id is {facts.highest_id:,}"),
     ]
     out.print(f"{facts.index}: index and data agree")

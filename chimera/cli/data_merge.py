@@ -47,5 +47,6 @@ def _keep_tokenizer(prefixes: list[Path], out: Path) -> None:
             shutil.copyfile(files[0], target)
         return
     target.unlink(missing_ok=True)
-    print(f"the datasets do not all have the same tokenizer.json beside them, so {target} is not written",
-          file=sys.stderr)
+    print(
+        f"the datasets do not all have the same tokenizer.json beside them, so {target} is not written", file=sys.stderr
+    )

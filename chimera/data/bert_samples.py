@@ -6,7 +6,7 @@ every process. Refuses to know about files, batches and steps. Two things differ
 second segment never is the true continuation, and short sequences are not sprinkled in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -114,12 +114,17 @@ class BertSamples:
             padding, 1 for B [SEP]; ``attention_mask``, 1 for tokens and 0 for padding; ``mlm_labels``, the original
             ids of the chosen tokens and −100 elsewhere. Of shape (): ``nsp_labels``, 0 if B follows A, 1 if not.
         """
+        return self.sample(index, self.fields)
+
+    def sample(self, index: int, fields: Collection[str]) -> dict[str, NDArray[np.int64]]:
+        """Make the sample with at least these fields; tokens are hidden only where ids or their labels are asked for."""
         if index < 0:
             raise IndexError(f"sample {index}: samples are counted from 0 and have no end to count back from")
         stream = keyed_stream(self._seed, index, Purpose.SAMPLE)
         first, second, label = self._pair(self._start(index), stream)
         sample = self._framed(first, second)
-        sample["mlm_labels"] = self._masking.apply(sample["input_ids"], stream)
+        if "input_ids" in fields or "mlm_labels" in fields:
+            sample["mlm_labels"] = self._masking.apply(sample["input_ids"], stream)
         sample["nsp_labels"] = np.array(label, dtype=np.int64)
         return sample
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from chimera.data.index_cache import locked
-from chimera.data.tokenizer import WordPiece
+from chimera.data.text_tokenizer import TextTokenizer
 from chimera.data.tokens import TokenizedDocuments
 from chimera.errors import DataError
 
@@ -29,7 +29,7 @@ class TokenizedCorpus:
     """A corpus, the tokenizer that made it, and how many sentences gave no token and are not in it."""
 
     documents: TokenizedDocuments
-    tokenizer: WordPiece
+    tokenizer: TextTokenizer
     num_empty_sentences: int
 
 
@@ -84,7 +84,7 @@ def _load(path: Path) -> TokenizedCorpus:
             documents = TokenizedDocuments.contiguous(
                 arrays["tokens"], arrays["sentence_bounds"], arrays["document_starts"]
             )
-            tokenizer = WordPiece.from_json(arrays["tokenizer"].tobytes().decode(), name=str(path))
+            tokenizer = TextTokenizer.from_json(arrays["tokenizer"].tobytes().decode(), name=str(path))
             return TokenizedCorpus(documents, tokenizer, int(arrays["num_empty_sentences"]))
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, DataError) as error:
         raise DataError(

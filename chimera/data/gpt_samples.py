@@ -1,5 +1,6 @@
 """GPT's samples: pieces of joined documents, each position labelled by the token that follows it."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar
 
@@ -51,6 +52,10 @@ class GptSamples:
     def __len__(self) -> int:
         """Samples of one epoch."""
         return len(self._pieces)
+
+    def sample(self, index: int, fields: Collection[str]) -> Sample:
+        """Make the sample of an index; its fields come together or not at all."""
+        return self[index] if fields else {}
 
     def __getitem__(self, index: int) -> Sample:
         """Make the sample of an index, 0 or more and without an upper end.

@@ -5,7 +5,7 @@ one sentence of a block is the query, and mostly it is removed from the block, s
 to know where documents come from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -49,7 +49,16 @@ class IctSamples:
 
     fields: ClassVar = ("query_ids", "query_attention_mask", "block_ids", "block_attention_mask")
 
-    __slots__ = ("_blocks", "_documents", "_epoch", "_kept_share", "_seed", "_vocabulary", "query_length", "sequence_length")
+    __slots__ = (
+        "_blocks",
+        "_documents",
+        "_epoch",
+        "_kept_share",
+        "_seed",
+        "_vocabulary",
+        "query_length",
+        "sequence_length",
+    )
 
     def __init__(
         self,
@@ -95,6 +104,10 @@ class IctSamples:
         """Samples of one epoch."""
         return len(self._blocks)
 
+    def sample(self, index: int, fields: Collection[str]) -> Sample:
+        """Make the sample of an index; its fields come together or not at all."""
+        return self[index] if fields else {}
+
     def __getitem__(self, index: int) -> Sample:
         """Make the sample of an index, 0 or more and without an upper end.
 
@@ -138,9 +151,7 @@ class IctSamples:
 
 def _blocks_of(documents: TokenizedDocuments, room: int) -> Arrays:
     found = np.empty((documents.num_sentences // 2, 2), np.int64)
-    count = _compiled()(
-        documents.sentence_starts, documents.sentence_ends, documents.document_starts, room, found
-    )
+    count = _compiled()(documents.sentence_starts, documents.sentence_ends, documents.document_starts, room, found)
     return {"blocks": found[:count]}
 
 

@@ -99,9 +99,7 @@ def _chosen(dataset: IndexedDataset, shares: Sequence[float], seed: int) -> tupl
 
 
 def _documents(tokens: NDArray[np.integer], arrays: Arrays) -> TokenizedDocuments:
-    return TokenizedDocuments(
-        tokens, arrays["sentence_starts"], arrays["sentence_ends"], arrays["document_starts"]
-    )
+    return TokenizedDocuments(tokens, arrays["sentence_starts"], arrays["sentence_ends"], arrays["document_starts"])
 
 
 def _sentences(dataset: IndexedDataset) -> Arrays:

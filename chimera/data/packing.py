@@ -46,7 +46,18 @@ class PackedPieces:
         DataError: the corpus is shorter than a piece.
     """
 
-    __slots__ = ("_cache_dir", "_ends", "_epoch", "_identity", "_seed", "_starts", "_step", "length", "num_pieces", "tokens")
+    __slots__ = (
+        "_cache_dir",
+        "_ends",
+        "_epoch",
+        "_identity",
+        "_seed",
+        "_starts",
+        "_step",
+        "length",
+        "num_pieces",
+        "tokens",
+    )
 
     def __init__(
         self,

@@ -143,9 +143,7 @@ def build_dataset(
                 if report is not None:
                     position = before + block.position
                     report(
-                        BuildProgress(
-                            str(path), position, total, text_bytes, writer.num_documents, writer.num_tokens
-                        )
+                        BuildProgress(str(path), position, total, text_bytes, writer.num_documents, writer.num_tokens)
                     )
             before += path.stat().st_size
         if not writer.num_tokens:

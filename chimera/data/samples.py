@@ -4,7 +4,7 @@ A sample is a pure function of its index, which starts at 0 and has no end: indi
 which samples a step holds depends on nothing but its number.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fractions import Fraction
 from math import lcm
 from typing import Final, Protocol
@@ -18,7 +18,7 @@ __all__ = ["BlendedSamples", "Sample", "Samples", "blend_period"]
 
 Sample = dict[str, NDArray[np.int64]]
 
-_LONGEST_PERIOD: Final = 1_000_000
+_LONGEST_PERIOD: Final = 100_000
 
 
 class Samples(Protocol):
@@ -33,6 +33,9 @@ class Samples(Protocol):
 
     def __getitem__(self, index: int) -> Sample:
         """Make the sample of an index, 0 or more and without an upper end."""
+
+    def sample(self, index: int, fields: Collection[str]) -> Sample:
+        """Make the sample with at least these fields; those that cost something and are not asked for are left out."""
 
 
 class BlendedSamples:
@@ -84,8 +87,12 @@ class BlendedSamples:
         """Make the sample of an index, 0 or more and without an upper end."""
         if index < 0:
             raise IndexError(f"sample {index}: samples are counted from 0 and have no end to count back from")
+        return self.sample(index, self.fields)
+
+    def sample(self, index: int, fields: Collection[str]) -> Sample:
+        """Make the sample with at least these fields."""
         number, within = self.source_of(index)
-        return self._sets[number][within]
+        return self._sets[number].sample(within, fields)
 
 
 def blend_period(counts: Sequence[int]) -> NDArray[np.uint16]:
@@ -104,13 +111,13 @@ def blend_period(counts: Sequence[int]) -> NDArray[np.uint16]:
     scale = 2 * num_sets - 2
     given = [0] * num_sets
     for place in range(period):
-        best, best_slack = -1, Fraction(0)
+        best, best_slack = -1, 0
         for number, count in enumerate(counts):
             due = scale * (count * (place + 1) - given[number] * period)
             if due < period:
                 continue
-            slack = Fraction(scale * period - period - due, count)
-            if best < 0 or slack < best_slack:
+            slack = (scale - 1) * period - due
+            if best < 0 or slack * counts[best] < best_slack * count:
                 best, best_slack = number, slack
         order[place] = best
         given[best] += 1
@@ -135,4 +142,3 @@ def _whole_numbers(weights: Sequence[float]) -> list[int]:
             f"{_LONGEST_PERIOD:,} at most"
         )
     return whole
-

@@ -91,7 +91,7 @@ def _dress(tokenizer: Tokenizer, model: _Model) -> None:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if steps:
         tokenizer.normalizer = normalizers.Sequence(steps)
-    scheme = "first" if model.add_dummy_prefix else "never"
+    scheme = "always" if model.add_dummy_prefix else "never"
     # BPE merges across words where a piece spans them, as the original does; unigram pieces never do.
     splits = [pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=model.type == _UNIGRAM)]
     control = [piece for (piece, _), kind in zip(model.pieces, model.kinds, strict=True) if kind in _NO_TEXT]

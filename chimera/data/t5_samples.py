@@ -6,6 +6,7 @@ lengths are random. Each span becomes one sentinel, counted downward from the hi
 documents come from.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Self
@@ -117,6 +118,10 @@ class T5Samples:
         """Samples of one epoch."""
         return len(self._pieces)
 
+    def sample(self, index: int, fields: Collection[str]) -> Sample:
+        """Make the sample of an index; its fields come together or not at all."""
+        return self[index] if fields else {}
+
     def __getitem__(self, index: int) -> Sample:
         """Make the sample of an index, 0 or more and without an upper end.
 
@@ -193,9 +198,7 @@ def _random_parts(total: int, parts: int, stream: np.random.Philox) -> NDArray[n
     return np.diff(np.concatenate(([0], np.sort(cuts), [total]))).astype(np.int64)
 
 
-def _filled(
-    parts: list[NDArray[np.int64]], end: int, length: int, filler: int
-) -> tuple[NDArray[np.int64], int]:
+def _filled(parts: list[NDArray[np.int64]], end: int, length: int, filler: int) -> tuple[NDArray[np.int64], int]:
     """Join the parts and the end, fill up to ``length``, and return how many tokens there are."""
     joined = np.concatenate([*parts, [end]])
     assert len(joined) <= length, "the lengths were made for this"

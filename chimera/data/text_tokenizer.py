@@ -6,7 +6,7 @@ that no special id comes out of a sentence except the one of unknown words. Refu
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,19 @@ from tokenizers import Tokenizer
 
 from chimera.errors import DataError, nearest_names
 
-__all__ = ["TextTokenizer"]
+__all__ = ["Ids", "TextTokenizer"]
+
+
+class Ids(Protocol):
+    """What counting needs to know of a vocabulary."""
+
+    @property
+    def size(self) -> int:
+        """Rows that a word embedding needs."""
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        """Ids that stand for no text, ascending."""
 
 
 class TextTokenizer:
@@ -76,6 +88,12 @@ class TextTokenizer:
     def tokens(self) -> dict[str, int]:
         """Return the id of every token."""
         return dict(self._tokenizer.get_vocab())
+
+    @property
+    def special(self) -> tuple[int, ...]:
+        """Ids that stand for no text, ascending: special tokens, and ids without a token."""
+        marked = {number for number, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        return tuple(sorted(marked | (set(range(self.size)) - set(self.tokens().values()))))
 
     def id_of(self, token: str) -> int:
         """Return the id of a token.

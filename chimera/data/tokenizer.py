@@ -91,6 +91,11 @@ class WordPiece(TextTokenizer):
             )
         return cls.from_json(text, name=str(path))
 
+    @property
+    def special(self) -> tuple[int, ...]:
+        """Ids that stand for no text, ascending."""
+        return self.vocabulary.special
+
     def continuations(self) -> NDArray[np.bool_]:
         """Return, for each id, whether it goes on with the word of the token before it."""
         continues = np.zeros(self.size, dtype=bool)

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from chimera.data.tokenizer import WordPiece
+from chimera.data.text_tokenizer import TextTokenizer
 
 __all__ = ["TokenArray", "TokenizedDocuments", "starts_of", "tokenize_documents"]
 
@@ -26,8 +26,8 @@ TokenArray = NDArray[np.integer[Any]]
 class TokenizedDocuments:
     """Documents of sentences of token ids.
 
-    The arrays may be memory maps. A selection of documents shares the tokens of the whole, so there may be tokens between
-    two documents that belong to neither; within a document the sentences follow one another.
+    The arrays may be memory maps. A selection of documents shares the tokens of the whole, so there may be tokens
+    between two documents that belong to neither; within a document the sentences follow one another.
 
     Attributes:
         tokens: all ids, and possibly others between documents; uint16 where the vocabulary allows it, else int32.
@@ -83,7 +83,9 @@ class TokenizedDocuments:
 
     def text(self, first: int, end: int) -> TokenArray:
         """Return the token ids of the sentences ``first`` up to ``end``, which are of one document."""
-        return self.tokens[self.sentence_starts[first] : self.sentence_ends[end - 1]] if first < end else self.tokens[:0]
+        if first == end:
+            return self.tokens[:0]
+        return self.tokens[self.sentence_starts[first] : self.sentence_ends[end - 1]]
 
     def document_bounds(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the documents that have tokens begin and end among the tokens."""
@@ -109,8 +111,10 @@ class TokenizedDocuments:
         )
 
 
-def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer: WordPiece) -> tuple[TokenizedDocuments, int]:
-    """Tokenise a corpus.
+def tokenize_documents(
+    documents: Sequence[Sequence[str]], tokenizer: TextTokenizer, end_token: int | None = None
+) -> tuple[TokenizedDocuments, int]:
+    """Tokenise a corpus; ``end_token`` is appended to the last sentence of each document.
 
     Returns:
         The documents, and the number of sentences that gave no token (control characters alone, for instance) and
@@ -120,7 +124,11 @@ def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer: WordPiece)
     bounds = starts_of([len(document) for document in documents]).tolist()
     nested = [encoded[first:last] for first, last in pairwise(bounds)]
     num_empty = sum(not sentence for sentence in encoded)
-    return TokenizedDocuments.from_ids(nested, vocab_size=tokenizer.vocabulary.size), num_empty
+    if end_token is not None:
+        for document in nested:
+            if any(document):
+                next(sentence for sentence in reversed(document) if sentence).append(end_token)
+    return TokenizedDocuments.from_ids(nested, vocab_size=tokenizer.size), num_empty
 
 
 def starts_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:

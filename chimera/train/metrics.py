@@ -29,6 +29,7 @@ class StepMetrics:
         tokens_per_s: positions of the global batch, padding included, by ``step_s``.
         step_s: seconds from the first micro-batch to the updated weights, on the first rank.
         bubble_fraction: measured idle share of the pipeline's ranks, from the first start to the last end.
+        data_wait_s: seconds of the step that the first rank waited for its micro-batches.
     """
 
     step: int
@@ -40,6 +41,7 @@ class StepMetrics:
     tokens_per_s: float
     step_s: float
     bubble_fraction: float
+    data_wait_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ def step(number):
         tokens_per_s=100.0,
         step_s=0.1,
         bubble_fraction=0.2,
+        data_wait_s=0.01,
     )
 
 
