@@ -39,6 +39,7 @@ COMMANDS = (
     Command("schedule build", "chimera.cli.schedule_build:schedule_build", "Search the best order for a placement."),
     Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
     Command("data wikipedia", "chimera.cli.data_wikipedia:data_wikipedia", "Turn a dump of Wikipedia into text."),
+    Command("data tokenizer", "chimera.cli.data_tokenizer:data_tokenizer", "Train a tokenizer, or take one."),
     Command("data build", "chimera.cli.data_build:data_build", "Tokenise text into an indexed dataset."),
     Command("data merge", "chimera.cli.data_merge:data_merge", "Join indexed datasets."),
     Command(

@@ -17,12 +17,13 @@ from chimera.data.text.options import Sentences, TextForm, TextOptions, form_of
 from chimera.data.tokenizer_files import read_tokenizer
 from chimera.errors import UsageError
 
-__all__ = ["BuiltDataset", "data_build"]
+__all__ = ["BuiltDataset", "FieldOption", "FormOption", "data_build", "text_options"]
 
 _Inputs = Annotated[tuple[Path, ...], Positional, arg(metavar="FILE", help_behavior_hint="")]
-_Form = Annotated[
+FormOption = Annotated[
     TextForm | None, arg(constructor=TextForm, metavar="{segmented,lines,json,parquet}", help_behavior_hint="")
 ]
+FieldOption = Annotated[str, arg(metavar="NAME")]
 _Sentences = Annotated[
     Sentences | None, arg(constructor=Sentences, metavar="{document,line,split}", help_behavior_hint="")
 ]
@@ -49,8 +50,8 @@ def data_build(
     *,
     out: Path,
     tokenizer: Path,
-    form: _Form = None,
-    field: str = "text",
+    form: FormOption = None,
+    field: FieldOption = "text",
     sentences: _Sentences = None,
     language: str = "en",
     end_token: _Text = None,
@@ -85,7 +86,7 @@ def data_build(
     """
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}; needed: 1 or more")
-    options = _options(files, form, field, sentences, language)
+    options = text_options(files, form, field, sentences, language)
     loaded = read_tokenizer(tokenizer, lowercase=lowercase)
     end = None if end_token is None else loaded.id_of(end_token)
     with byte_progress("tokenising") as report:
@@ -124,10 +125,14 @@ def data_build(
         print(f"{made.num_empty_sequences:,} sequences had no token and are left out", file=sys.stderr)
 
 
-def _options(
+def text_options(
     files: tuple[Path, ...], form: TextForm | None, field: str, sentences: Sentences | None, language: str
 ) -> TextOptions:
-    """Fill in what the files' names say."""
+    """Return how files are read, with what their names say filled in.
+
+    Raises:
+        UsageError: files of several forms, or an option that the form does not have.
+    """
     if not files:
         raise UsageError("no input; give one or more text files")
     forms = {path: form or form_of(path) for path in files}

@@ -50,14 +50,14 @@ def data_wikipedia(
             report=lambda now: report(now.read_bytes, now.total_bytes),
         )
     reused = f"; {made.num_reused} of {made.num_chunks} parts were done before" if made.num_reused else ""
-    print_wrapped(
-        console(), f"{made.path}: {made.num_articles:,} articles, {made.num_sentences:,} sentences{reused}"
-    )
+    print_wrapped(console(), f"{made.path}: {made.num_articles:,} articles, {made.num_sentences:,} sentences{reused}")
 
 
 def _splitter(language: str) -> Splitter:
     try:
         from chimera.data.text.sentences import sentence_splitter
     except ImportError:
-        raise DataError("splitting sentences needs the package sentencex; install chimera-pipeline[wikipedia]") from None
+        raise DataError(
+            "splitting sentences needs the package sentencex; install chimera-pipeline[wikipedia]"
+        ) from None
     return sentence_splitter(language)

@@ -1,4 +1,4 @@
-"""How far a long command is, on a terminal: share, rate and time left. Elsewhere a line every half minute, on stderr."""
+"""How far a long command is, on a terminal: share, rate and time left. Elsewhere a line now and then, on stderr."""
 
 import sys
 import time

@@ -117,7 +117,7 @@ class BertSamples:
         return self.sample(index, self.fields)
 
     def sample(self, index: int, fields: Collection[str]) -> dict[str, NDArray[np.int64]]:
-        """Make the sample with at least these fields; tokens are hidden only where ids or their labels are asked for."""
+        """Make the sample with at least these fields; tokens are hidden where ids or labels are asked for."""
         if index < 0:
             raise IndexError(f"sample {index}: samples are counted from 0 and have no end to count back from")
         stream = keyed_stream(self._seed, index, Purpose.SAMPLE)

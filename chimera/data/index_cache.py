@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,10 +67,8 @@ def cached_arrays(folder: Path, kind: str, inputs: Inputs, make: Callable[[], Ar
 def locked(path: Path) -> Iterator[None]:
     """Hold a file lock where the file system has them; the system drops it when its holder dies."""
     with path.open("a") as file:
-        try:
+        with suppress(OSError):  # some network file systems have none; then the work may be done twice
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass  # some network file systems have none; then the work may be done twice
         yield
 
 

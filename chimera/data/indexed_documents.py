@@ -40,7 +40,7 @@ class IndexedPart:
 
 
 def dataset_identity(dataset: IndexedDataset) -> dict[str, str | int | float | bool | None]:
-    """Return what tells a dataset from others and from itself after a change: sizes, times, and its index's two ends."""
+    """Return what tells a dataset from others and from itself after a change: sizes, time, the index's ends."""
     index, data = index_path(dataset.prefix), data_path(dataset.prefix)
     with index.open("rb") as file:
         digest = sha256(file.read(_END_BYTES))

@@ -1,8 +1,8 @@
 """The micro-batches of one rank, made ahead by other processes.
 
 Knows which micro-batches and which of their fields a rank needs, keeps some steps of them ready, and measures how long
-the rank waited. A reader that fails or hangs is reported with its name, the step and the files that it reads. Refuses to
-know what a step does. Nothing here is state of the run: a loader begins at any step.
+the rank waited. A reader that fails or hangs is reported with its name, the step and the files that it reads. Refuses
+to know what a step does. Nothing here is state of the run: a loader begins at any step.
 """
 
 import time
@@ -103,9 +103,9 @@ class Loader:
             made = next(self._batches)
         except RuntimeError as error:  # of torch: a worker died, or time is up
             raise DataError(
-                f"reading {self._name} for step {self._step + 1}: {_first_line(error)}; a worker ran out of memory or was "
-                f"killed, or the files' disk takes longer than {self._timeout_s:g} s: try data.workers 0, which reads in "
-                "the rank itself"
+                f"reading {self._name} for step {self._step + 1}: {_first_line(error)}; a worker ran out of memory "
+                f"or was killed, or the files' disk takes longer than {self._timeout_s:g} s: try data.workers 0, which "
+                "reads in the rank itself"
             ) from None
         self.waited_s = time.perf_counter() - began
         if isinstance(made, _Failure):

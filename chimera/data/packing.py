@@ -36,8 +36,8 @@ class PackedPieces:
     Args:
         documents: the corpus.
         length: tokens of a piece.
-        overlap: tokens that a piece shares with the next one in the joined text: 1 where a piece holds the next token of
-            each position.
+        overlap: tokens that a piece shares with the next one in the joined text: 1 where a piece holds the next token
+            of each position.
         seed: of the orders.
         identity: what the documents are a function of; None keeps no files.
         cache_dir: where the orders are kept.

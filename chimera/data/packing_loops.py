@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 __all__ = ["block_ends", "fill_places", "shuffle"]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def shuffle(order: NDArray[Any], key: np.uint64) -> None:
     """Shuffle in place (Fisher and Yates), the i-th draw being SplitMix64 of the key and i."""
     golden = np.uint64(0x9E3779B97F4A7C15)
@@ -22,7 +22,7 @@ def shuffle(order: NDArray[Any], key: np.uint64) -> None:
         order[last], order[other] = order[other], order[last]
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def fill_places(lengths: NDArray[Any], order: NDArray[Any], step: int, places: NDArray[Any]) -> None:
     """Walk over the documents in order, and note where every ``step``-th token lies."""
     place = offset = 0
@@ -41,7 +41,7 @@ def fill_places(lengths: NDArray[Any], order: NDArray[Any], step: int, places: N
                 offset = 0
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@njit(cache=True)
 def block_ends(starts: NDArray[Any], ends: NDArray[Any], bounds: NDArray[Any], room: int, found: NDArray[Any]) -> int:
     """Cut each document's sentences into blocks that fill ``room`` tokens; note (first, end) and return how many.
 

@@ -217,8 +217,8 @@ def _result(block: Block, future: "Future[_Tokenised]") -> tuple[Block, _Tokenis
         return block, future.result()
     except BrokenProcessPool:
         raise DataError(
-            f"{block.path}: a process died on the documents from line {block.first_line} on, or before; it may have run "
-            "out of memory: try fewer --workers"
+            f"{block.path}: a process died on the documents from line {block.first_line} on, or before; it may have "
+            "run out of memory: try fewer --workers"
         ) from None
 
 

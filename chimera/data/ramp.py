@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from chimera.errors import ConfigError
 
-__all__ = ["BatchRamp"]
+__all__ = ["NO_RAMP", "BatchRamp"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +71,6 @@ class BatchRamp:
                 return before + step * size, size
             before, step, size = before + steps * size, step - steps, size + self.increment
         return before + step * size, size
+
+
+NO_RAMP = BatchRamp()

@@ -126,7 +126,7 @@ def blend_period(counts: Sequence[int]) -> NDArray[np.uint16]:
 
 
 def _whole_numbers(weights: Sequence[float]) -> list[int]:
-    """Return the smallest whole numbers in the ratios of the weights, taken as the decimals that they are written as."""
+    """Return the smallest whole numbers in the ratios of the weights, taken as the decimals they are written as."""
     for weight in weights:
         if not 0 < weight < float("inf"):
             raise ConfigError(f"data.weights has {weight}; each must be a number above 0")

@@ -1,7 +1,7 @@
 """SentencePiece models as tokenizers of the ``tokenizers`` library.
 
 Knows the few fields of the model's protocol buffer that decide how text is cut (google/sentencepiece,
-``sentencepiece_model.proto``), and how they are said to the library. So a model of T5 or Llama needs no second tokenizer
+``sentencepiece_model.proto``), and how they are said to the library. So a model of T5 or Llama needs no second library
 at run time.
 """
 
@@ -93,7 +93,9 @@ def _dress(tokenizer: Tokenizer, model: _Model) -> None:
         tokenizer.normalizer = normalizers.Sequence(steps)
     scheme = "always" if model.add_dummy_prefix else "never"
     # BPE merges across words where a piece spans them, as the original does; unigram pieces never do.
-    splits = [pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=model.type == _UNIGRAM)]
+    splits: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=model.type == _UNIGRAM)
+    ]
     control = [piece for (piece, _), kind in zip(model.pieces, model.kinds, strict=True) if kind in _NO_TEXT]
     if control:
         # Such a piece is no text: where a sentence says "<s>", it is cut behind the first character, and so is not met.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from chimera.data.ramp import BatchRamp
+from chimera.data.ramp import NO_RAMP, BatchRamp
 from chimera.data.samples import Samples
 from chimera.errors import ConfigError
 
@@ -36,7 +36,7 @@ class MicrobatchSource:
     samples: Samples
     microbatch_size: int
     microbatches_per_step: int
-    ramp: BatchRamp = BatchRamp()
+    ramp: BatchRamp = NO_RAMP
 
     def __post_init__(self) -> None:
         """Raise ConfigError for sizes below 1, or a ramp that does not fit them."""

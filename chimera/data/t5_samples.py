@@ -1,8 +1,8 @@
 """T5's samples: stretches of joined documents are cut out, and are to be written in order.
 
 Knows span corruption (Raffel et al. 2020, section 3.1.4, and ``random_spans_noise_mask`` of
-google-research/text-to-text-transfer-transformer): the number of noise tokens and of spans is fixed by the length, their
-lengths are random. Each span becomes one sentinel, counted downward from the highest id. Refuses to know where
+google-research/text-to-text-transfer-transformer): the numbers of noise tokens and of spans follow from the length, the
+lengths of spans are random. Each span becomes one sentinel, counted downward from the highest id. Refuses to know where
 documents come from.
 """
 

@@ -5,7 +5,7 @@ Refuses to know about documents or samples: it turns sentences into token ids an
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from chimera.data.text_tokenizer import TextTokenizer
 from chimera.errors import ConfigError, DataError
 
-__all__ = ["SPECIAL_TOKENS", "Vocabulary", "WordPiece", "train_wordpiece"]
+__all__ = ["SPECIAL_TOKENS", "Vocabulary", "WordPiece", "in_batches", "train_wordpiece"]
 
 #: In the order of their ids in a trained vocabulary: padding is 0.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -103,7 +103,7 @@ class WordPiece(TextTokenizer):
         return continues
 
 
-def train_wordpiece(sentences: Sequence[str], *, vocab_size: int, lowercase: bool = True) -> WordPiece:
+def train_wordpiece(sentences: Iterable[str], *, vocab_size: int, lowercase: bool = True) -> WordPiece:
     """Train a WordPiece vocabulary; equal arguments give an equal vocabulary, in any process.
 
     The library numbers the characters inside words ("##a") in the order of a hash table that differs from run to run,
@@ -111,7 +111,7 @@ def train_wordpiece(sentences: Sequence[str], *, vocab_size: int, lowercase: boo
     without merges, and a second one is told to number them in their own order.
 
     Args:
-        sentences: the training text.
+        sentences: the training text; gone through twice.
         vocab_size: number of tokens, the five special ones (ids 0 to 4) included.
         lowercase: whether to lower-case the text and strip its accents.
 
@@ -145,12 +145,12 @@ def _trained(sentences: Iterable[str], specials: list[str], *, vocab_size: int, 
         continuing_subword_prefix=_CONTINUATION,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_batches(sentences), trainer)
+    tokenizer.train_from_iterator(in_batches(sentences), trainer)
     return dict(tokenizer.get_vocab())
 
 
-def _batches(sentences: Iterable[str], size: int = 1000) -> Iterator[list[str]]:
-    """The library crosses from Python once a batch."""
+def in_batches(sentences: Iterable[str], size: int = 1000) -> Iterator[list[str]]:
+    """Yield lists of sentences: the library crosses from Python once a list."""
     batch: list[str] = []
     for sentence in sentences:
         batch.append(sentence)

@@ -1,6 +1,6 @@
 """Tokenizers of other makers' files: GPT-2's two, SentencePiece models, and whatever a folder holds.
 
-Knows which reader a file needs. The result is always a ``TextTokenizer``, so nothing downstream asks where it came from.
+Knows which reader a file needs. The result is always a ``TextTokenizer``, so nothing downstream asks for its origin.
 """
 
 import json
@@ -93,7 +93,7 @@ def _read_gpt2(path: Path) -> TextTokenizer:
             raise DataError(f"{merges_path}: merge {number} is {' '.join(merge)!r}; needed: two tokens and a space")
     try:
         model = models.BPE(vocab=vocabulary, merges=merges)
-    except Exception as error:  # the library raises bare Exception
+    except Exception as error:  # noqa: BLE001, the library raises bare Exception
         raise DataError(f"{vocabulary_path} and {merges_path} do not belong together: {error}") from None
     tokenizer = byte_level_tokenizer(model)
     special = [token for token in vocabulary if token.startswith("<|") and token.endswith("|>")]

@@ -182,7 +182,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.data.samples != "bert":
             raise ConfigError(
-                f"[data] samples = {self.data.samples!r} does not fit a BERT, which is what [model] describes; leave it "
+                f"[data] samples = {self.data.samples!r} does not fit a BERT, which [model] describes; leave it "
                 'out, or set it to "bert"'
             )
         length, positions = self.data.sequence_length, self.model.max_positions

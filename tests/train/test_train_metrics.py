@@ -42,10 +42,10 @@ def write(folder, rows, *, first_step=0, tensorboard=False):
 
 
 def test_a_row_has_exactly_these_keys(tmp_path):
-    """A step's line has the nine keys that other programs read, in this order, and an evaluation's its five."""
+    """A step's line has the ten keys that other programs read, in this order, and an evaluation's its five."""
     write(tmp_path, [step(1), evaluation(1)])
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert " ".join(line) == "step loss mlm_loss nsp_loss grad_norm lr tokens_per_s step_s bubble_fraction"
+    assert " ".join(line) == "step loss mlm_loss nsp_loss grad_norm lr tokens_per_s step_s bubble_fraction data_wait_s"
     assert line["loss"] == 1.5
     line = json.loads((tmp_path / "evaluation.jsonl").read_text())
     assert " ".join(line) == "step heldout_mlm_loss heldout_nsp_loss heldout_nsp_accuracy heldout_pairs"

@@ -1,6 +1,6 @@
 """Token files of Megatron's indexed format: ``PREFIX.bin`` holds the tokens, ``PREFIX.idx`` where each sequence lies.
 
-``IndexedDataset`` reads one by memory map, ``IndexedWriter`` appends to a new one, and ``merge_datasets`` joins several.
+``IndexedDataset`` reads one by memory map, ``IndexedWriter`` appends to a new one, and ``merge_datasets`` joins them.
 The format is described in ``docs/data.md``.
 """
 

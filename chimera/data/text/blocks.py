@@ -81,10 +81,8 @@ def _last_end(block: bytes, form: TextForm) -> int | None:
     end = max(block.rfind(b"\n\n") + 2, block.rfind(b"\n\r\n") + 3)
     if end > 2:
         return end
-    last = None
-    for last in _BLANK_LINE.finditer(block):
-        pass
-    return last.end() if last else None
+    ends = [match.end() for match in _BLANK_LINE.finditer(block)]
+    return ends[-1] if ends else None
 
 
 def _table_blocks(path: Path, column: str) -> Iterator[Block]:

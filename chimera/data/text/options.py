@@ -68,6 +68,6 @@ def form_of(path: Path) -> TextForm:
     form = _FORMS.get(suffixes[-1]) if suffixes else None
     if form is None:
         raise UsageError(
-            f"{path}: its name does not tell what form of text it is; give --form, one of {', '.join(get_args(TextForm))}"
+            f"{path}: its name does not tell the form of text; give --form, one of {', '.join(get_args(TextForm))}"
         )
     return form

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import pyarrow
+import pyarrow as pa
 from pyarrow import parquet
 
 from chimera.errors import DataError, nearest_names
@@ -29,7 +29,7 @@ def column_batches(path: Path, column: str) -> Iterator[tuple[tuple[str | None, 
                     f"{', '.join(schema.names)}: name one with --field"
                 )
             kind = schema.field(column).type
-            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+            if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
                 raise DataError(f"{path}: column {column!r} holds {kind}; needed: text")
             done = 0
             for batch in file.iter_batches(batch_size=_ROWS, columns=[column]):
@@ -37,5 +37,5 @@ def column_batches(path: Path, column: str) -> Iterator[tuple[tuple[str | None, 
                 yield tuple(batch.column(0).to_pylist()), done / file.metadata.num_rows
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} is no Parquet file, or damaged or cut short ({error}); copy it again") from error

@@ -1,7 +1,7 @@
 """Sentences of a paragraph; this module stands for the package ``sentencex``.
 
-The choice: sentencex is Wikimedia's own segmenter, made for the text of Wikipedia in some three hundred languages, kept,
-under the MIT licence, compiled, and without models to download.
+The choice: sentencex is Wikimedia's own segmenter, made for the text of Wikipedia in some 300 languages, kept, under
+the MIT licence, compiled, and without models to download.
 """
 
 from functools import partial

@@ -31,7 +31,7 @@ def _zstd(raw: IO[bytes]) -> IO[bytes]:
 _OPENERS: Final[dict[bytes, Callable[[IO[bytes]], IO[bytes]]]] = {
     b"\x1f\x8b": lambda raw: io.BufferedReader(gzip.GzipFile(fileobj=raw)),
     b"BZh": lambda raw: io.BufferedReader(bz2.BZ2File(raw)),
-    b"\xfd7zXZ\x00": lambda raw: io.BufferedReader(lzma.LZMAFile(raw)),
+    b"\xfd7zXZ\x00": lambda raw: io.BufferedReader(lzma.LZMAFile(raw)),  # noqa: SIM115, closed with the file
     _ZSTD_MAGIC: _zstd,
 }
 

@@ -14,7 +14,7 @@ _BLOCK: Final = 1 << 17
 
 
 def zstd_reader(raw: IO[bytes]) -> IO[bytes]:
-    """Return the uncompressed bytes of a stream; reading raises EOFError where it is cut short, OSError where damaged."""
+    """Return the uncompressed bytes of a stream; reading raises EOFError at a cut, OSError at damage."""
     return io.BufferedReader(_Frames(raw), buffer_size=_BLOCK)
 
 

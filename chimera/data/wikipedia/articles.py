@@ -60,7 +60,9 @@ def extract_articles(content: bytes, splitter: Splitter, *, name: str) -> list[l
 def prose(text: str) -> list[str]:
     r"""Return the paragraphs of an article; its title, headings, list items and what is left of tables are dropped.
 
-    >>> prose("Achilles\nEtymology.\nHis name (;) is a combination of grief and of a people.\n| table\nPlayed in film by:")
+    >>> prose(
+    ...     "Achilles\nEtymology.\nHis name (;) is a combination of grief and of a people.\n| table\nPlayed in film by:"
+    ... )
     ['His name is a combination of grief and of a people.']
     """
     lines = (_cleaned(line) for line in html.unescape(text).split("\n"))

@@ -83,6 +83,6 @@ def _require_dump(path: Path, head: bytes) -> None:
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:64]
     if not start.startswith((b"<mediawiki", b"<?xml")):
         raise DataError(
-            f"{path} is no dump of a wiki in UTF-8: it begins with {start[:24]!r}, needed: <mediawiki; give a file such "
-            "as enwiki-latest-pages-articles.xml.bz2"
+            f"{path} is no dump of a wiki in UTF-8: it begins with {start[:24]!r}, needed: <mediawiki; give a file "
+            "such as enwiki-latest-pages-articles.xml.bz2"
         )

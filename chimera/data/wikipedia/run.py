@@ -96,7 +96,9 @@ def segment_wikipedia(
     total = dump.stat().st_size
     articles = sentences = reused = count = 0
     done: list[Path] = []
-    for chunk, part, was_there in _worked(read_chunks(dump), parts, make_splitter, language, workers, str(dump)):
+    for chunk, part, was_there in _worked(
+        read_chunks(dump), parts, make_splitter=make_splitter, language=language, workers=workers, name=str(dump)
+    ):
         found = _count(part)
         articles, sentences = articles + found[0], sentences + found[1]
         reused, count = reused + was_there, count + 1
@@ -133,13 +135,14 @@ def _claim(parts: Path, dump: Path, language: str | None) -> None:
 def _worked(
     chunks: Iterator[Chunk],
     parts: Path,
+    *,
     make_splitter: Callable[[str], Splitter],
     language: str | None,
     workers: int,
     name: str,
 ) -> Iterator[tuple[Chunk, Path, bool]]:
     """Yield chunks in order with the file of each, and whether it was there; few are under way at once."""
-    waiting: deque[tuple[Chunk, Path, "Future[None] | None"]] = deque()
+    waiting: deque[tuple[Chunk, Path, Future[None] | None]] = deque()
 
     def first() -> tuple[Chunk, Path, bool]:
         chunk, part, future = waiting.popleft()
