@@ -115,9 +115,13 @@ class Recorder:
     def add_until(self, position: int, lane: Lane, start: Mark, ends: Ends) -> None:
         """Record one span that lasted until the last of ``ends``, or until now where not all of them could be told."""
         if ends.number and len(ends.marks) == ends.number:
-            self.add(position, lane, start, max(ends.marks, key=self._seconds))
+            self.add(position, lane, start, self._latest(ends.marks))
         else:
             self.add(position, lane, start, self.mark())
+
+    def _latest(self, marks: Sequence[Mark]) -> Mark:
+        # Events are in order of a stream, and to ask one for its time would wait for it.
+        return marks[-1] if self._on_cuda else max(marks, key=self._seconds)
 
     def gathering(self, start: Mark, gathers: Sequence[Pending]) -> None:
         """Note that ``gathers`` were started from ``start`` on; the next step's forwards wait for them."""
