@@ -141,7 +141,14 @@ class BertPretrainingLoss:
 
     The target is a mapping with ``mlm_labels`` ``[b, s]`` and ``nsp_labels`` ``[b]``, ``IGNORED_LABEL`` where there is
     nothing to predict.
+
+    Attributes:
+        fields: of the micro-batch that it takes.
+        terms: names of the terms.
     """
+
+    fields: ClassVar[tuple[str, ...]] = ("mlm_labels", "nsp_labels")
+    terms: ClassVar[tuple[str, ...]] = ("mlm", "nsp")
 
     def __call__(self, output: tuple[Tensor, Tensor], target: Mapping[str, Tensor]) -> dict[str, Term]:
         """Return ``{"mlm": (sum, count), "nsp": (sum, count)}`` for what ``BertHead`` returns, in either form."""

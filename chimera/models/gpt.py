@@ -108,7 +108,14 @@ class GptLoss:
 
     The target is a mapping with ``labels`` ``[b, s]``: at each position the word that follows it, or
     ``IGNORED_LABEL``.
+
+    Attributes:
+        fields: of the micro-batch that it takes.
+        terms: names of the terms.
     """
+
+    fields: ClassVar[tuple[str, ...]] = ("labels",)
+    terms: ClassVar[tuple[str, ...]] = ("lm",)
 
     def __call__(self, output: Tensor, target: Mapping[str, Tensor]) -> dict[str, Term]:
         """Return ``{"lm": (sum, count)}`` for the logits of ``GptHead``."""

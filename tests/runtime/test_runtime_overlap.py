@@ -231,6 +231,14 @@ def test_pairs_without_a_form_are_lowered_apart():
     ]
 
 
+def test_pairs_of_an_asynchronous_schedule_run_apart():
+    """Forward and backward of a pair may need two versions of the weights, which no layer holds at once."""
+    text = "0F0 (0F1;0B0)OVERLAP_F_B 0REDUCE_GRAD 0STEP 0B1 0REDUCE_GRAD 0STEP"
+    schedule = Schedule.from_text([text], routes=[[0]])
+    apart = "0F0 0F1 0B0 0REDUCE_GRAD 0STEP 0B1 0REDUCE_GRAD 0STEP"
+    assert runnable(schedule, "end", together=lambda _: True).to_text() == [apart]
+
+
 def test_a_pair_that_no_form_could_run_is_refused_though_it_would_run_apart():
     """A backward paired with the forward that it needs is wrong, whatever the layers have."""
     schedule = Schedule.from_text(["(0F0;0B0)OVERLAP_F_B"], routes=[[0]])

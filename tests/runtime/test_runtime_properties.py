@@ -155,7 +155,7 @@ def assert_equals_one_process(ranks, case):
             assert relative_error(gradient, serial["gradients"][name], 1e-3 * serial["norm"]) < TOLERANCE, name
 
 
-FEW = settings(max_examples=20, deadline=None, derandomize=True)
+FEW = settings(max_examples=30, deadline=None, derandomize=True)
 MANY = settings(max_examples=500, deadline=None)
 
 
