@@ -47,6 +47,12 @@ class Portions:
             for number, parameter in enumerate(shards.parameters)
             if id(parameter) in shards.portions
         }
+        self._portions = tuple(self._made())
+        self._originals = [
+            (weights.originals[id(parameter)], parameter)
+            for _, parameter in weights.named_parameters()
+            if id(parameter) in weights.originals
+        ]
         self._saved_here = {
             id(parameter)
             for holders, parameters in self._holders()
@@ -56,22 +62,27 @@ class Portions:
 
     def portions(self) -> list[Portion]:
         """Return what this rank updates, in the order of the model, gradients attached."""
-        stretches: dict[int, tuple[nn.Parameter, int]] = {}
+        self.attach()
+        return list(self._portions)
+
+    def attach(self) -> None:
+        """Point the ``grad`` of parameters and portions at the buffers, whatever an optimizer made of it."""
+        self._reduction.attach()
         for _, shards in self._shards:
             shards.attach()
-            stretches |= shards.portions
-        self._reduction.attach()
-        portions = []
+        for original, parameter in self._originals:
+            original.grad = parameter.grad
+
+    def _made(self) -> Iterator[Portion]:
+        stretches = {key: cut for _, shards in self._shards for key, cut in shards.portions.items()}
         for name, parameter in self._weights.named_parameters():
             gradients = self._of.get(id(parameter))
             if gradients is None or not gradients.sharded:
                 original = self._weights.originals.get(id(parameter), parameter)
-                original.grad = parameter.grad
-                portions.append(Portion.whole(name, original, counted=gradients is not None and gradients.counted))
+                yield Portion.whole(name, original, counted=gradients is not None and gradients.counted)
             elif id(parameter) in stretches:
                 stretch, start = stretches[id(parameter)]
-                portions.append(Portion(name, stretch, parameter.shape, start))
-        return portions
+                yield Portion(name, stretch, parameter.shape, start)
 
     # Sums over the whole model
 

@@ -287,6 +287,13 @@ def hashable(array):
     return array.shape, array.dtype.str, array.tobytes()
 
 
+def reduced_gradients(pipe, *, shard):
+    """Copy the gradients of this rank's parameters; sharded, none is whole anywhere, and each comes together on one."""
+    if shard:
+        return snapshot(pipe.collected(lambda portion: portion.grad))
+    return snapshot({name: parameter.grad for name, parameter in pipe.named_parameters()})
+
+
 def train(group, case, steps):
     """Train ``steps`` steps on this rank; return per step loss, norm, gradients and weights after the update."""
     dtype = getattr(torch, case.get("dtype", "float64"))
@@ -313,9 +320,7 @@ def train(group, case, steps):
         inputs, targets = microbatches(case["model"], step, range(data_rank * m, (data_rank + 1) * m), dtype)
         loss = pipe.step(inputs, targets)
         norm = pipe.gradient_norm()
-        whole = {name: p.grad for name, p in pipe.named_parameters()}
-        # Sharded, no rank has a gradient as a whole; each is brought together on one.
-        gradients = snapshot(pipe.collected(lambda portion: portion.grad) if case["shard"] else whole)
+        gradients = reduced_gradients(pipe, shard=case["shard"])
         optimizer.step()
         pipe.publish_weights()
         weights = snapshot(dict(pipe.named_parameters()))

@@ -11,22 +11,15 @@ from runtime_pairwise import AXES, every_case, full_product, name_of, pairs_of, 
 STEPS = 10
 TOLERANCE = 1e-9
 EIGHT_RANKS = {"schedule": "chimera-1-concatenate", "p": 8, "d": 1, "m": "p", "model": "bert", "reduce": "eager-opt"}
+EIGHT_RANKS["shard"] = True
 LARGER_CASES = [
-    {**EIGHT_RANKS, "recompute": False, "shard": True},
+    {**EIGHT_RANKS, "recompute": False},
     {**EIGHT_RANKS, "schedule": "chimera-2-halve", "recompute": True, "shard": False},
     {**EIGHT_RANKS, "schedule": "1f1b", "m": "2p+1", "recompute": False, "shard": False},
 ]
 # DualPipe wants an even number of at least 2p micro-batches, which no other case has.
 DUALPIPE_CASES = [
-    {
-        **EIGHT_RANKS,
-        "schedule": "dualpipe",
-        "p": p,
-        "m": "2p",
-        "model": model,
-        "recompute": model == "mlp",
-        "shard": True,
-    }
+    {**EIGHT_RANKS, "schedule": "dualpipe", "p": p, "m": "2p", "model": model, "recompute": model == "mlp"}
     for p, model in ((2, "mlp"), (4, "bert"))
 ]
 
