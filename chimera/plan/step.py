@@ -68,7 +68,6 @@ def pipeline_s(
     embedding: LayerTimes,
     head: LayerTimes,
     hop_s: Number,
-    hop_factor: Number = 1.0,
 ) -> Number:
     """Return the time from the first forward to the last backward.
 
@@ -79,10 +78,9 @@ def pipeline_s(
         embedding: of the embedding.
         head: of the head.
         hop_s: of one message.
-        hop_factor: how long a hop between chunks holds up its rank, in hops.
     """
     p, m = grid.pipeline, grid.microbatches
-    between_chunks = np.where(np.asarray(grid.chunks) > 1, 2 * (grid.chunks - 1) * hop_s * hop_factor, 0.0)
+    between_chunks = np.where(np.asarray(grid.chunks) > 1, 2 * (grid.chunks - 1) * hop_s, 0.0)
     middle = blocks.total_s + between_chunks
     ends = embedding.total_s + head.total_s
     alone = np.asarray(p) == 1
