@@ -32,6 +32,9 @@ DEVICE_CONSTANTS: Final[Mapping[str, tuple[float, str]]] = {
 }
 """Where the search for each constant of a device starts, and the constant's unit."""
 
+_MOST: Final = {"matrix_efficiency": 0.95, "memory_efficiency": 0.95, "network_efficiency": 0.98}
+"""What no device reaches; a fit that would go beyond pays for it."""
+
 SOFTWARE_CONSTANTS: Final[Mapping[str, tuple[float, str]]] = {
     "matrix_factor": (1.0, "ratio to the device's products"),
     "hop_factor": (3.0, "hops that one hop between chunks holds up its rank"),
@@ -107,12 +110,16 @@ def fit_constants(
                 software[base][name] = value
         return Fitted(device, software)
 
+    most = np.array([_MOST.get(name, 1e300) for _, name in names])
+
     def cost(point: Array) -> float:
         constants = fitted(point)
         ratio = columns.predict(constants.device, constants.software) / columns.seconds
         error = 100 * np.abs(np.clip(ratio, 0.1, 10.0) - 1)
         # Constants stay near where physics puts them as long as no row says otherwise.
-        return sum(goal.cost(error) for goal in goals) + _PULL * float((point**2).sum())
+        beyond = np.maximum(np.log(origin * np.exp(point) / most), 0.0)
+        pull = _PULL * float((point**2).sum()) + _WALL * float((beyond**2).sum())
+        return sum(goal.cost(error) for goal in goals) + pull
 
     point = np.zeros(len(names))
     if start is not None:
@@ -124,6 +131,7 @@ def fit_constants(
 
 
 _PULL: Final = 3e-3
+_WALL: Final = 1e4
 
 
 def simplex(cost: Callable[[Array], float], start: Array, *, size: float, steps: int) -> Array:

@@ -85,10 +85,10 @@ def pipeline_s(
     ends = embedding.total_s + head.total_s
     alone = np.asarray(p) == 1
     if form.ends == "apart":
-        heaviest = middle + np.where(alone, ends, np.maximum(embedding.total_s, head.total_s))
+        own = np.where(alone, ends, np.maximum(embedding.total_s, head.total_s))
     else:
-        heaviest = middle + ends / np.where(alone | (form.ends == "together"), 1.0, 2.0)
-    others = np.where(alone, 0.0, (p * middle + ends - heaviest) / np.maximum(p - 1, 1))
+        own = ends / np.where(alone | (form.ends == "together"), 1.0, 2.0)
+    others = np.where(alone, 0.0, ((p - 1) * middle + ends - own) / np.maximum(p - 1, 1))
     scale = others / blocks.total_s
     sizes = FormSizes(
         ranks=p,
@@ -99,8 +99,10 @@ def pipeline_s(
         input_grad=blocks.input_grad_s * scale,
         weight_grad=blocks.weight_grad_s * scale,
     )
-    hops = np.where(alone, 0.0, form.hops(sizes) * hop_s)
-    time: Number = m * heaviest + form.bubble(sizes) + hops
+    # Ranks before the last wait for a round trip, which a last rank with much more work of its own hides.
+    waiting = np.where(alone, 0.0, form.steady_hops(sizes) * hop_s)
+    heaviest = middle + (np.maximum(embedding.total_s * ~alone + waiting, own) if form.ends == "apart" else own + waiting)
+    time: Number = m * heaviest + form.bubble(sizes) + np.where(alone, 0.0, form.hops(sizes) * hop_s)
     return time
 
 
