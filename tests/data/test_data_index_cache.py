@@ -1,7 +1,6 @@
 """Arrays made once for everyone: races, damage, other settings, and folders that cannot be written."""
 
 import json
-import multiprocessing
 import threading
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from chimera.data import index_cache
 from chimera.data.index_cache import cached_arrays
+from chimera.data.prepare import forkserver
 from chimera.errors import DataError
 
 INPUTS = {"version": 1, "seed": 3}
@@ -30,7 +30,7 @@ def make_slowly(folder, calls, barrier):
 
 def test_four_processes_make_them_once(tmp_path):
     """All ask at once: one makes the arrays, all get them, and nothing else is left in the folder."""
-    context = multiprocessing.get_context("forkserver")
+    context = forkserver()
     calls, barrier = context.Value("i", 0), context.Barrier(4)
     processes = [context.Process(target=make_slowly, args=(str(tmp_path), calls, barrier)) for _ in range(4)]
     for process in processes:
@@ -43,7 +43,7 @@ def test_four_processes_make_them_once(tmp_path):
 
 
 def test_two_nodes_without_a_common_lock_agree(tmp_path, monkeypatch):
-    """Where locks do not reach, both make the arrays; one folder stays, both read the same, no temporary one is left."""
+    """Where locks do not reach, both make the arrays; one folder stays, and both read the same."""
     monkeypatch.setattr(index_cache.fcntl, "flock", lambda *_: None)
     barrier = threading.Barrier(2)
     found = []

@@ -47,8 +47,8 @@ def steps_read(first, last, *, replicas=1, workers=0, microbatch_size=1):
             workers=workers,
             make_source=make,
         ) as loader:
-            for step in steps:
-                step += ids_of(loader.next())
+            for ids in steps:
+                ids.extend(ids_of(loader.next()))
     return steps
 
 
@@ -136,7 +136,7 @@ def faulty_source(way):
     [
         ("raises", 60, r"data worker \d reading set/of/files for step 1: Stale file handle: shard-17"),
         ("dies", 60, r"reading set/of/files for step 1: .*exited unexpectedly.*try data\.workers 0"),
-        ("hangs", 12, r"reading set/of/files for step 1: .*timed out.*takes longer than 12 s"),
+        ("hangs", 3, r"reading set/of/files for step 1: .*timed out.*takes longer than 3 s"),
     ],
 )
 def test_a_reader_that_fails_is_named(way, timeout_s, message):
