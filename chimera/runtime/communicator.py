@@ -32,6 +32,13 @@ class Pending:
         self._what = what
         self._members = members
 
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call`` at the end: from another thread on gloo, on a stream that has waited for it on NCCL.
+
+        Not every operation of gloo can say; a gather can.
+        """
+        self._work.get_future().add_done_callback(lambda _: call())
+
     def wait(self) -> None:
         """Wait for the end: on gloo the host waits, on NCCL the current stream.
 
@@ -82,6 +89,14 @@ class Communicator:
     def all_reduce(self, tensor: torch.Tensor) -> Pending:
         """Start summing over all members, in place."""
         return self._start("summing over", self.ranks, self._group.allreduce, [tensor])
+
+    def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        """Start writing every member's ``tensor`` into the contiguous ``output``, one after another in rank order."""
+        return self._start("gathering from", self.ranks, self._group._allgather_base, output, tensor)  # noqa: SLF001
+
+    def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
+        """Start summing the contiguous ``tensor`` over all members; each gets its part, by rank, in ``output``."""
+        return self._start("summing over", self.ranks, self._group._reduce_scatter_base, output, tensor)  # noqa: SLF001
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
         """Start copying the tensor of ``root`` to all members."""

@@ -5,7 +5,7 @@ with the latter (Qi et al., Zero Bubble, ICLR'24, section 2). Only the product o
 queueing; everything else is computed where autograd does. Knows neither stages nor schedules.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -19,6 +19,10 @@ __all__ = ["DefersWeights", "Linear", "WeightProduct", "WeightProducts", "Weight
 
 class WeightWork(Protocol):
     """Work of a backward that can wait until ``W``."""
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The weight to whose gradient it adds."""
 
     def add(self) -> None:
         """Do it, and add what it gives to the weights' gradients."""
@@ -43,10 +47,15 @@ class WeightProduct(NamedTuple):
 
 
 class WeightProducts:
-    """Where the layers of a stage put their products while a backward is split; otherwise they make them at once."""
+    """Where the layers of a stage put their products while a backward is split; otherwise they make them at once.
+
+    Attributes:
+        completed: called with a weight whose gradient is complete without autograd's adding it; None asks for no call.
+    """
 
     def __init__(self) -> None:
         self._queue: list[WeightWork] | None = None
+        self.completed: Callable[[nn.Parameter], None] | None = None
 
     @property
     def waits(self) -> bool:
