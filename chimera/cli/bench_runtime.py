@@ -83,8 +83,9 @@ def bench_runtime(
 ) -> None:
     """Measure step times of schedules on the virtual device against their ideal, and the runtime's own CPU time.
 
-    --chunks, --pairs and --unit go to the schedules that take them. With --against torch, the schedule of
-    torch.distributed.pipelining of the same name runs in turn with ours; where it has none, every one it offers.
+    --chunks, --pairs, --unit, --waves and --memory-limit go to the schedules that take them. With --against torch, the
+    schedule of torch.distributed.pipelining of the same name runs in turn with ours; where it has none, every one it
+    offers.
 
     Example:
         chimera bench runtime 1f1b chimera --ranks 8 --microbatches 8 --against torch
@@ -107,7 +108,12 @@ def bench_runtime(
             raise UsageError(f"--{option} {value}: needed: at least {least}")
     if min(forward_ms, backward_ms) < 0:
         raise UsageError("--forward-ms and --backward-ms are times; needed: at least 0")
-    schedules = tuple((n, load_schedule(n, own)) for n, own in zip(names, sizes_for(names, sizes), strict=True))
+    costs = Costs(
+        forward=forward_ms / 1e3,
+        backward=backward_ms / 1e3,
+        weight_grad=None if weight_grad_ms is None else weight_grad_ms / 1e3,
+    )
+    schedules = tuple((n, load_schedule(n, own, costs)) for n, own in zip(names, sizes_for(names, sizes), strict=True))
     ranks = {schedule.num_ranks for _, schedule in schedules}
     if len(ranks) != 1:
         raise UsageError(f"the schedules have {', '.join(map(str, sorted(ranks)))} ranks; needed: all the same")
@@ -117,11 +123,7 @@ def bench_runtime(
         ranks=ranks.pop(),
         microbatches=sizes.microbatches or schedules[0][1].num_microbatches,
         chunks=sizes.chunks or _DEFAULT_CHUNKS,
-        costs=Costs(
-            forward=forward_ms / 1e3,
-            backward=backward_ms / 1e3,
-            weight_grad=None if weight_grad_ms is None else weight_grad_ms / 1e3,
-        ),
+        costs=costs,
         message_bytes=message_bytes,
         runs=runs,
     )
