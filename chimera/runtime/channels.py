@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera.runtime.communicator import Pending
 from chimera.runtime.groups import Channel, Groups
+from chimera.tensor.communicator import Pending
 
 __all__ = ["Channels", "Spec", "TensorSpec", "Tensors"]
 

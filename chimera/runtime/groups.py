@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from chimera.errors import UsageError
 from chimera.ir.schedule import Placement
-from chimera.runtime.communicator import Communicator
+from chimera.tensor.communicator import Communicator, default_backend, own_store
 
 __all__ = ["Channel", "Groups", "check_world_size"]
 
@@ -104,11 +104,8 @@ class Groups:
         data_size = check_world_size(size, placement.num_ranks)
         device = device or torch.device("cpu")
         timeout = timedelta(seconds=timeout_s)
-        store = world.get_group_store() if world is not None else None
-        if store is not None:
-            # Each rank counts its own calls, and all make the same calls: equal numbers without a message.
-            store = PrefixStore(f"chimera/{store.add(f'chimera/runs/{rank}', 1)}", store)
-        backend = backend or _default_backend(store, rank, size, device)
+        store = own_store(world)
+        backend = backend or default_backend(store, rank, size, device)
         pipeline_rank, data_rank = divmod(rank, data_size)
 
         def make(name: str, pipeline_ranks: Iterable[int], kind: str) -> Communicator | None:
@@ -190,16 +187,6 @@ class Groups:
     def gather(self, values: torch.Tensor) -> list[torch.Tensor]:
         """Return every rank's CPU tensor, in rank order; all have one shape."""
         return [values] if self.control is None else self.control.gather(values)
-
-
-def _default_backend(store: Store | None, rank: int, size: int, device: torch.device) -> str:
-    """Choose NCCL where all ranks have a CUDA device each; it refuses two ranks on one device."""
-    if device.type != "cuda" or store is None or not dist.is_nccl_available():
-        return "gloo"
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    store.set(f"device/{rank}", uuid)
-    devices = [store.get(f"device/{other}") for other in range(size)]
-    return "nccl" if len(set(devices)) == size else "gloo"
 
 
 def _communicator(

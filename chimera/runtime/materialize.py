@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from chimera.errors import UsageError
-from chimera.runtime.communicator import Communicator
 from chimera.runtime.groups import Groups
+from chimera.tensor.communicator import Communicator
 from chimera.tensor.randomness import Purpose, mix, preserved_generators, seed_generators
 
 __all__ = ["broadcast", "materialize"]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 
 from chimera.ir.schedule import Placement
-from chimera.runtime.communicator import Communicator, Pending
 from chimera.runtime.groups import Groups
 from chimera.runtime.weights import Weights
+from chimera.tensor.communicator import Communicator, Pending
 from chimera.tensor.gradient_buffer import GradientBuffer
 
 __all__ = ["Bucket", "Reduction"]

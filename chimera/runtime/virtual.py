@@ -105,6 +105,9 @@ class _WeightWait(NamedTuple):
 
     layer: VirtualLayer
 
+    def start(self) -> None:
+        """Nothing has to come from elsewhere."""
+
     def add(self) -> None:
         self.layer._wait(self.layer.weight_grad_s)  # noqa: SLF001 - of this module
 
