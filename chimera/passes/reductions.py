@@ -4,13 +4,14 @@ The modes are those of the Chimera paper (Li & Hoefler, SC'21, section 3.2): ``e
 its eager-sync-opt. How long a reduction takes is not asked; idle slots are those of equal forward and backward slots.
 """
 
+from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chimera.errors import ScheduleError, UsageError, nearest_names
-from chimera.ir.action import COMPUTATIONS, SENDS, Kind
+from chimera.ir.action import COMMUNICATIONS, COMPUTATIONS, SENDS, Action, Kind
 from chimera.ir.checks import check
 from chimera.ir.costs import Costs
 from chimera.ir.rows import code_mask
@@ -20,7 +21,14 @@ from chimera.passes.derived import compute_only
 from chimera.passes.insertion import Insertion, insert_rows
 from chimera.simulate.simulator import simulate
 
-__all__ = ["REDUCTION_MODES", "ReductionMode", "place_reductions", "places_reductions", "reducing"]
+__all__ = [
+    "REDUCTION_MODES",
+    "ReductionMode",
+    "before_reduction",
+    "place_reductions",
+    "places_reductions",
+    "reducing",
+]
 
 ReductionMode = Literal["end", "eager", "eager-opt"]
 REDUCTION_MODES: Final[tuple[ReductionMode, ...]] = get_args(ReductionMode)
@@ -29,6 +37,28 @@ REDUCTION_MODES: Final[tuple[ReductionMode, ...]] = get_args(ReductionMode)
 def places_reductions(schedule: Schedule) -> bool:
     """Return whether the schedule says itself where gradients are reduced, or weights updated."""
     return bool(code_mask(schedule.table, Kind.REDUCE_GRAD, Kind.STEP).any())
+
+
+def before_reduction(program: Sequence[Action]) -> frozenset[int]:
+    """Return the positions of backwards that a rank follows by the reduction of their stage, messages apart.
+
+    Parts of that reduction may start inside such a backward as their gradients become complete: no other reduction
+    stands between, so the order that was proved stays.
+
+    >>> from chimera.ir.action import parse_program
+    >>> sorted(before_reduction(list(parse_program("1B0 1SEND_B0 1REDUCE_GRAD 0B0 0B1 0REDUCE_GRAD"))))
+    [0, 4]
+    """
+    found = set()
+    latest: int | None = None
+    for position, action in enumerate(program):
+        if action.kind in {Kind.B, Kind.W}:
+            latest = position
+        elif action.kind is Kind.REDUCE_GRAD and latest is not None and program[latest].stage == action.stage:
+            found.add(latest)
+        if action.kind not in COMMUNICATIONS | {Kind.B, Kind.W}:
+            latest = None
+    return frozenset(found)
 
 
 def place_reductions(schedule: Schedule, mode: ReductionMode) -> Schedule:

@@ -5,7 +5,9 @@ leaves its result for the next. Losses are seeded with 1 / count here, where out
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +16,7 @@ from chimera.errors import UsageError
 from chimera.ir.action import Action, Kind
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Lane
+from chimera.passes.reductions import before_reduction
 from chimera.runtime.channels import Channels, Spec, Tensors
 from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.groups import Groups
@@ -22,6 +25,7 @@ from chimera.runtime.recorder import Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.shapes import gradient_spec
 from chimera.runtime.stage import Stage
+from chimera.runtime.updates import Updates
 from chimera.tensor.randomness import Keys
 
 __all__ = ["Actions", "Run"]
@@ -37,6 +41,7 @@ class Run:
         keys: for each micro-batch, its random keys; None in evaluation.
         route_of: for each micro-batch, its route.
         counts: the whole step's count of each loss term, known before the first backward.
+        loss_scale: what gradients are multiplied by.
         seen: the loss terms seen here so far: name → sums and counts of single micro-batches.
     """
 
@@ -46,6 +51,7 @@ class Run:
     keys: Sequence[Keys] | None
     route_of: Sequence[int]
     counts: Counts
+    loss_scale: float = 1.0
     seen: dict[str, tuple[list[torch.Tensor], list[float]]] = field(default_factory=dict)
     _seeds: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -57,10 +63,10 @@ class Run:
             counts.append(count)
 
     def seed(self, name: str, total: torch.Tensor) -> torch.Tensor:
-        """Return 1 / count of a term, as the tensor its backward starts from."""
+        """Return ``loss_scale`` / count of a term, as the tensor its backward starts from."""
         found = self._seeds.get(name)
         if found is None or found.dtype is not total.dtype:
-            found = self._seeds[name] = total.new_tensor(1.0 / self.counts[name])
+            found = self._seeds[name] = total.new_tensor(self.loss_scale / self.counts[name])
         return found
 
     def sums(self) -> dict[str, tuple[float, float]]:
@@ -76,7 +82,7 @@ class Actions:
 
     Args:
         schedule: gives the rank and route of every stage and micro-batch.
-        groups, channels, stages, reduction, recorder, executor: this rank's parts.
+        groups, channels, stages, reduction, updates, recorder, executor: this rank's parts.
         loss_fn: applied to the last stage's output and the targets.
     """
 
@@ -88,6 +94,7 @@ class Actions:
         channels: Channels,
         stages: Mapping[int, Stage],
         reduction: Reduction,
+        updates: Updates,
         recorder: Recorder,
         executor: Executor,
         loss_fn: LossFunction,
@@ -98,9 +105,11 @@ class Actions:
         self._channels = channels
         self._stages = stages
         self._reduction = reduction
+        self._updates = updates
         self._recorder = recorder
         self._executor = executor
         self._loss_fn = loss_fn
+        self._before_reduction: frozenset[int] = frozenset()
         self._reductions_started: list[tuple[int, Any]] = []
         # What a computation left for a stage on this rank, and what waits to be sent, by the consumer it is for.
         self._here: dict[tuple[Kind, int, int], Tensors] = {}
@@ -121,9 +130,10 @@ class Actions:
         }
         self.evaluation: Handlers = {Kind.F: self._evaluate, **communication}
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: Run, program: Sequence[Action]) -> None:
         """Set the micro-batches the next program is about."""
         self._run = run
+        self._before_reduction = before_reduction(program)
         self._route_of = run.route_of
         self._recorder.begin()
 
@@ -144,6 +154,7 @@ class Actions:
     def _forward(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
         inputs = self._take(Kind.F, stage, stage - 1, microbatch)
+        self._updates.wait(stage)
         start = self._recorder.mark()
         run = self._run
         keys = run.keys[microbatch] if run.keys is not None else None
@@ -153,14 +164,16 @@ class Actions:
             self._give(Kind.F, stage + 1, microbatch, tuple(tensor.detach() for tensor in outputs))
 
     def _backward(self, action: Action) -> None:
-        self._send_back(action, self._stages[action.stage].backward)
+        with self._reducing_early(action):
+            self._send_back(action, self._stages[action.stage].backward)
 
     def _input_gradient(self, action: Action) -> None:
         self._send_back(action, self._stages[action.stage].input_gradient)
 
     def _weight_gradient(self, action: Action) -> None:
         start = self._recorder.mark()
-        self._stages[action.stage].weight_gradient(_microbatch(action))
+        with self._reducing_early(action):
+            self._stages[action.stage].weight_gradient(_microbatch(action))
         self._record(start)
 
     def _send_back(self, action: Action, backward: Callable[[int, Tensors, Tensors], Tensors]) -> None:
@@ -194,6 +207,7 @@ class Actions:
     def _evaluate(self, action: Action) -> None:
         stage, microbatch = action.stage, _microbatch(action)
         inputs = self._take(Kind.F, stage, stage - 1, microbatch)
+        self._updates.wait(stage)
         start = self._recorder.mark()
         outputs = self._stages[stage].run(inputs, self._run.batches[microbatch], None)
         if stage == self._last:
@@ -205,6 +219,12 @@ class Actions:
     def _reduce(self, action: Action) -> None:
         self._reductions_started.append((self._position, self._recorder.mark()))
         self._reduction.start(action.stage)
+
+    def _reducing_early(self, action: Action) -> AbstractContextManager[None]:
+        """Start buckets inside the last backward of a stage, where its reduction would follow at once anyway."""
+        if self._position not in self._before_reduction:
+            return nullcontext()
+        return self._stages[action.stage].telling(partial(self._reduction.arrived, action.stage))
 
     # Messages: a send names the stage that gives, a receive the stage that takes.
 

@@ -4,7 +4,7 @@ It cuts the layers over the stages, proves and lowers the schedule, makes replic
 batch per call. It reduces gradients; the optimizer's step is the caller's.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from chimera.ir.timeline import Timeline
 from chimera.passes.derived import forward_only, without_reductions
 from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
+from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
 from chimera.plan.partition import partition
 from chimera.runtime.accounting import LossAccount
 from chimera.runtime.actions import Actions, Run
@@ -32,8 +33,10 @@ from chimera.runtime.reduction import Reduction
 from chimera.runtime.runnable import channels_of, check_cut, runnable
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage
+from chimera.runtime.updates import Updates
 from chimera.runtime.watch import Watch
 from chimera.runtime.weights import Weights, tied_groups
+from chimera.tensor.portion import Portion
 from chimera.tensor.randomness import Keys, preserved_generators
 
 __all__ = ["Pipeline"]
@@ -57,7 +60,10 @@ class Pipeline:
         backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own, and otherwise gloo,
             with messages between the ranks of one host through memory that they share.
         dtype: type of weights and computation; None keeps the layers' own. Where it is narrower than fp32,
-            ``optimizer_parameters`` holds the weights in fp32, and ``publish_weights`` copies an update back.
+            ``optimizer_parameters`` holds the weights in fp32.
+        shard_optimizer: whether the replicas of a stage (routes · d) each update a part of its weights, so that no
+            optimizer state is kept twice. ``optimizer_parameters`` are then this rank's parts.
+        bucket_bytes: gradients that are summed at once, while later ones are still being computed.
         timeout_s: how long a rank waits for another before it gives up.
 
     Attributes:
@@ -83,6 +89,8 @@ class Pipeline:
         device: torch.device | None = None,
         backend: str | None = None,
         dtype: torch.dtype | None = None,
+        shard_optimizer: bool = False,
+        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         timeout_s: float = 600.0,
     ) -> None:
         self.schedule = runnable(schedule, reduce)
@@ -114,7 +122,16 @@ class Pipeline:
             )
             for stage in groups.stages
         }
-        self._reduction = Reduction(self._weights, [shared.stages for shared in tied], placement, groups)
+        self._reduction = Reduction(
+            self._weights,
+            [shared.stages for shared in tied],
+            placement,
+            groups,
+            sharded=shard_optimizer,
+            bucket_bytes=bucket_bytes,
+        )
+        self._updates = Updates(self._weights, self._reduction, groups)
+        self._publish_due = False
         self._recorder = Recorder(groups)
         self._executor = Executor()
         self._shapes = Shapes(stages, placement.routes, groups, with_output=not hasattr(loss_fn, "counts"))
@@ -125,6 +142,7 @@ class Pipeline:
             channels=Channels(groups),
             stages=stages,
             reduction=self._reduction,
+            updates=self._updates,
             recorder=self._recorder,
             executor=self._executor,
             loss_fn=loss_fn,
@@ -154,6 +172,7 @@ class Pipeline:
         last: bool = True,
         counts: Mapping[str, float] | None = None,
         microbatch_indices: Sequence[int] | None = None,
+        loss_scale: float = 1.0,
     ) -> torch.Tensor:
         """Run forward and backward of one batch and, with ``last``, reduce the gradients.
 
@@ -166,6 +185,8 @@ class Pipeline:
                 counts grow in proportion.
             microbatch_indices: the numbers of these micro-batches in the global batch, which key their dropout; by
                 default (run · d + data_rank) · m + index.
+            loss_scale: what gradients come out multiplied by, so that small ones are not lost in fp16; the loss is as
+                without it.
 
         Returns:
             The loss of the step so far, Σ sum / count over all micro-batches, runs and replicas; equal on every rank.
@@ -186,13 +207,15 @@ class Pipeline:
         )
         schedule = self.schedule if last else self._earlier_runs
         with self._watched(f"step {self.step_number}", schedule):
+            self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             totals, factor = self._account.count(goals, specs, counts)
             self._reduction.begin(accumulate=self._account.runs > 0, factor=factor)
-            run = Run(batches, goals, specs, keys, schedule.microbatch_to_route, totals)
+            run = Run(batches, goals, specs, keys, schedule.microbatch_to_route, totals, loss_scale)
             self._execute(run, schedule, self._actions.training)
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
+        self._publish_due = last
         return loss
 
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
@@ -206,6 +229,7 @@ class Pipeline:
         batches, goals = self._cut(inputs, targets, m)
         schedule = self._evaluation(m)
         with self._watched("evaluation", schedule), self._evaluation_mode(), torch.no_grad():
+            self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = Run(batches, goals, specs, None, schedule.microbatch_to_route, {})
             self._execute(run, schedule, self._actions.evaluation)
@@ -223,22 +247,61 @@ class Pipeline:
     # Parameters and gradients
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield this rank's parameters, each once, named as ``nn.Sequential(*layers)`` names them."""
+        """Yield this rank's parameters, each once, named as ``nn.Sequential(*layers)`` names them.
+
+        Their ``grad`` is the reduced gradient. With sharded optimizer states no rank has that as a whole, and they have
+        none between steps; see ``portions``.
+        """
+        self._updates.wait()
         return self._weights.named_parameters()
 
     def optimizer_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return what an optimizer updates: the parameters, or their full-precision originals, gradients attached."""
-        self._reduction.attach()
-        return self._weights.optimizer_parameters()
+        """Return what an optimizer updates on this rank, gradients attached; see ``portions``."""
+        return [(portion.name, portion.parameter) for portion in self._updates.portions()]
+
+    def portions(self) -> list[Portion]:
+        """Return what an optimizer updates on this rank, in the order of the model, gradients attached.
+
+        They are the parameters, or their full-precision originals; with sharded optimizer states, stretches of either.
+        """
+        return self._updates.portions()
+
+    def sum_over_portions(self, parameters: Sequence[nn.Parameter], values: torch.Tensor) -> torch.Tensor:
+        """Add up what the ranks say of their portions of the same parameter; a collective.
+
+        Args:
+            parameters: of portions of this rank.
+            values: ``[quantities, parameters]`` in fp64, with equally many quantities on every rank.
+
+        Returns:
+            The same shape: for each portion the sums over all portions of its parameter.
+        """
+        with self._watched("sums over portions", self._running):
+            return self._updates.sum_over_portions(parameters, values)
+
+    def collected(self, of_portion: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor]:
+        """Return by name the tensors of whole parameters that this rank saves; a collective.
+
+        Args:
+            of_portion: a tensor in the shape of the portion's parameter, such as that itself or a moment of it; None
+                for one that does not train and has none.
+        """
+        with self._watched("bringing portions together", self._running):
+            return self._updates.collected(of_portion)
 
     def publish_weights(self) -> None:
-        """Copy updated full-precision weights into the ones that compute; nothing to do where they are the same."""
-        self._weights.publish()
+        """Start bringing updated weights to where they compute: into their narrower type, to the other replicas.
+
+        The next step or evaluation does it where the caller did not; done right after the update it goes on meanwhile,
+        and a stage's first forward waits for it.
+        """
+        self._updates.publish()
+        self._publish_due = False
 
     def gradient_norm(self) -> float:
         """Return the 2-norm of the whole model's gradient; tied and replicated parameters count once. A collective."""
         with self._watched("gradient norm", self._running):
-            return self._reduction.gradient_norm()
+            return self._updates.gradient_norm()
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply every gradient on this rank by ``factor``."""
@@ -262,6 +325,10 @@ class Pipeline:
         batches, goals = cut(inputs, m, "inputs"), cut(targets, m, "targets")
         return [to_device(batch, device) for batch in batches], [to_device(goal, device) for goal in goals]
 
+    def _publish_if_due(self) -> None:
+        if self._publish_due:
+            self.publish_weights()
+
     def _evaluation(self, m: int) -> Schedule:
         if m not in self._evaluations:
             self._evaluations[m] = lower(forward_only(self.schedule, m), reduce=None)
@@ -269,9 +336,9 @@ class Pipeline:
 
     def _execute(self, run: Run, schedule: Schedule, handlers: Handlers) -> None:
         """Run this rank's program, and wait for what it leaves under way."""
-        self._actions.begin(run)
         # No pair is left in it.
         program = cast("tuple[Action, ...]", schedule.actions[self.groups.pipeline_rank])
+        self._actions.begin(run, program)
         self._executor.run(program, handlers)
         if self.watch is not None:
             self.watch.activity += ", waiting for reductions and sends under way"

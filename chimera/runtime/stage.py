@@ -4,7 +4,9 @@ A stage runs its layers under their random keys, keeps what the backward needs, 
 It knows neither peers nor schedules; parameters accumulate into whatever their ``grad`` points at.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -106,8 +108,43 @@ class Stage:
 
     def weight_gradient(self, microbatch: int) -> None:
         """Make the products that ``input_gradient`` left, and add them to the gradients."""
-        for product in self._waiting.pop(microbatch):
+        queue = self._waiting.pop(microbatch)
+        completed = self._products.completed
+        left = Counter(id(product.weight) for product in queue)
+        if completed is not None:
+            # Whatever else the stage has got its gradient at I.
+            for parameter in self._used_once():
+                if id(parameter) not in left:
+                    completed(parameter)
+        for product in queue:
             product.add()
+            left[id(product.weight)] -= 1
+            if completed is not None and not left[id(product.weight)]:
+                completed(product.weight)
+
+    @contextmanager
+    def telling(self, completed: Callable[[nn.Parameter], None]) -> Iterator[None]:
+        """Call ``completed`` with each parameter whose gradient the backward inside the block completes.
+
+        Inside is a whole backward, or the weights' half, of the last micro-batch that adds to these gradients. A
+        parameter that autograd passes by, or that several layers share, is not told of.
+        """
+        self._products.completed = completed
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(completed)  # type: ignore[no-untyped-call]
+            for parameter in self._used_once()
+        ]
+        try:
+            yield
+        finally:
+            self._products.completed = None
+            for hook in hooks:
+                hook.remove()
+
+    def _used_once(self) -> list[nn.Parameter]:
+        """Return the parameters that train and that one layer alone has."""
+        uses = Counter(id(parameter) for layer in self.layers for parameter in layer.parameters())
+        return [p for layer in self.layers for p in layer.parameters() if p.requires_grad and uses[id(p)] == 1]
 
     def assert_empty(self) -> None:
         """Assert that every forward had its backward."""

@@ -105,6 +105,10 @@ class _WeightWait(NamedTuple):
 
     layer: VirtualLayer
 
+    @property
+    def weight(self) -> nn.Parameter:
+        return self.layer.weight
+
     def start(self) -> None:
         """Nothing has to come from elsewhere."""
 

@@ -56,6 +56,8 @@ class Weights:
     Attributes:
         layers: this rank's layers by global number.
         tied: this rank's tied parameters by the number of their group.
+        originals: the weights in the type gradients are summed in, by the identity of the narrower parameter; what is
+            sharded is taken out of it.
     """
 
     def __init__(
@@ -84,7 +86,7 @@ class Weights:
         self.tied: dict[int, nn.Parameter] = {number: getattr(module, name) for number, module, name in places}
         self._tied_names = {id(parameter): tied[number].name for number, parameter in self.tied.items()}
         self._make_replicas_equal(tied, placement, groups)
-        self._main: dict[int, nn.Parameter] = {}
+        self.originals: dict[int, nn.Parameter] = {}
         self._convert(dtype)
 
     def _make_replicas_equal(self, tied: Sequence[TiedGroup], placement: Placement, groups: Groups) -> None:
@@ -108,7 +110,7 @@ class Weights:
             parameter.data = original.to(dtype or parameter.dtype)
             if gradient_dtype(parameter) != parameter.dtype:
                 main = original.to(gradient_dtype(parameter), copy=True)
-                self._main[id(parameter)] = nn.Parameter(main, requires_grad=parameter.requires_grad)
+                self.originals[id(parameter)] = nn.Parameter(main, requires_grad=parameter.requires_grad)
         for layer in self.layers.values():
             for buffer in layer.buffers():
                 if buffer.is_floating_point():
@@ -135,18 +137,10 @@ class Weights:
                     seen.add(id(parameter))
                     yield self._tied_names.get(id(parameter), name), parameter
 
-    def optimizer_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the parameters, or their full-precision originals, each with the gradient attached."""
-        pairs = []
-        for name, parameter in self.named_parameters():
-            main = self._main.get(id(parameter), parameter)
-            main.grad = parameter.grad
-            pairs.append((name, main))
-        return pairs
-
     @torch.no_grad()
     def publish(self) -> None:
         """Copy updated full-precision weights into the ones that compute."""
-        if self._main:
+        if self.originals:
             for _, parameter in self.named_parameters():
-                parameter.copy_(self._main.get(id(parameter), parameter))
+                if id(parameter) in self.originals:
+                    parameter.copy_(self.originals[id(parameter)])

@@ -6,7 +6,7 @@ queueing; everything else is computed where autograd does. Where tensor-parallel
 exchange of its gradient runs beside that product. Knows neither stages nor schedules.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -24,6 +24,10 @@ _SEQUENCE = 1
 
 class WeightWork(Protocol):
     """Work of a backward that can wait until ``W``."""
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The weight to whose gradient it adds."""
 
     def start(self) -> None:
         """Begin to fetch what the work needs from other ranks, if anything."""
@@ -53,8 +57,8 @@ class WeightProduct:
         parallel: the ranks that divide the inputs; ``ALONE`` where nobody does.
     """
 
-    def __init__(self, weight: Tensor, inputs: Tensor, gradient: Tensor, parallel: TensorParallel) -> None:
-        self._weight = weight
+    def __init__(self, weight: nn.Parameter, inputs: Tensor, gradient: Tensor, parallel: TensorParallel) -> None:
+        self.weight = weight
         self._inputs = inputs
         self._gradient = gradient
         self._parallel = parallel
@@ -73,9 +77,9 @@ class WeightProduct:
     def add(self) -> None:
         """Make the product and add it."""
         gradient, inputs = self._factors()
-        if self._weight.grad is None:
-            self._weight.grad = torch.zeros_like(self._weight)
-        total = self._weight.grad
+        if self.weight.grad is None:
+            self.weight.grad = torch.zeros_like(self.weight)
+        total = self.weight.grad
         if total.dtype is gradient.dtype:
             total.addmm_(gradient, inputs)
         elif total.is_cuda and total.dtype is torch.float32:
@@ -97,11 +101,15 @@ class WeightProducts:
 
     Args:
         split: whether backwards are split at all.
+
+    Attributes:
+        completed: called with a weight whose gradient is complete without autograd's adding it; None asks for no call.
     """
 
     def __init__(self, *, split: bool = True) -> None:
         self.split = split
         self._queue: list[WeightWork] | None = None
+        self.completed: Callable[[nn.Parameter], None] | None = None
 
     @property
     def waits(self) -> bool:
@@ -214,9 +222,10 @@ class _Linear(torch.autograd.Function):
         if work is not None:
             if waits:
                 products.queue(work)
-            elif products is not None:
+            elif products is not None and products.completed is None:
                 work.add()
             else:
+                # Autograd tells when the last use of a weight has had its backward; the layer knows its own alone.
                 weight_gradient = work.value()
         input_gradient = exchange.wait() if isinstance(exchange, Collective) else exchange
         return input_gradient, weight_gradient, bias_gradient, None, None

@@ -23,6 +23,8 @@ IGNORED = -100
 # The gradient of attention's key bias is 0 but for rounding, of about 1e-17. A default epsilon of 1e-8 would turn that
 # into steps of 1e-9 learning rates, which differ between any two orders of summation.
 ADAMW = {"lr": 1e-2, "eps": 1e-6}
+# Small, so that every stage has several buckets, and some parameter is larger than one.
+BUCKET_BYTES = 400
 
 # Hand-written schedules, each with its own number of ranks and micro-batches.
 TEXTS = {
@@ -258,18 +260,24 @@ def train(group, case, steps):
         group,
         recompute=case["recompute"],
         reduce=case["reduce"],
+        shard_optimizer=case["shard"],
+        bucket_bytes=BUCKET_BYTES,
         seed=SEED,
         backend=case.get("backend"),
         timeout_s=60.0,
     )
-    optimizer = torch.optim.AdamW([p for _, p in pipe.optimizer_parameters()], **ADAMW)
+    # A group, since a bare list may not be empty; with few and small parameters a rank may be in charge of none.
+    optimizer = torch.optim.AdamW([{"params": [p for _, p in pipe.optimizer_parameters()]}], **ADAMW)
     history = []
     for step in range(steps):
         inputs, targets = microbatches(case["model"], step, range(data_rank * m, (data_rank + 1) * m), dtype)
         loss = pipe.step(inputs, targets)
         norm = pipe.gradient_norm()
-        gradients = snapshot({name: p.grad for name, p in pipe.named_parameters()})
+        whole = {name: p.grad for name, p in pipe.named_parameters()}
+        # Sharded, no rank has a gradient as a whole; each is brought together on one.
+        gradients = snapshot(pipe.collected(lambda portion: portion.grad) if case["shard"] else whole)
         optimizer.step()
+        pipe.publish_weights()
         weights = snapshot(dict(pipe.named_parameters()))
         history.append({"loss": loss.item(), "norm": norm, "gradients": gradients, "weights": weights})
     pipe.close()

@@ -22,6 +22,7 @@ AXES = {
     "recompute": [False, True],
     "model": ["mlp", "tuple", "bert"],
     "reduce": ["end", "eager", "eager-opt"],
+    "shard": [False, True],
 }
 RANKS_OF_TEXT = dict.fromkeys(TEXTS, 2) | {"text-forked": 3}
 
@@ -29,6 +30,8 @@ RANKS_OF_TEXT = dict.fromkeys(TEXTS, 2) | {"text-forked": 3}
 def is_legal(case):
     """Whether a schedule exists for these sizes, and no other case is the same under another name."""
     schedule, p = case["schedule"], case["p"]
+    if case["shard"] and not has_replicas(case):
+        return False
     if schedule in TEXTS:
         # A text brings its sizes; one that is lowered brings its reductions too.
         placed = schedule != "text-lowered" or case["reduce"] == "end"
@@ -42,6 +45,12 @@ def is_legal(case):
     except UsageError:
         return False
     return True
+
+
+def has_replicas(case):
+    """Whether any stage is on more than one rank, so that there is something to shard."""
+    several_routes = case["schedule"].startswith(("chimera", "bitpipe")) and case["p"] > 1
+    return case["d"] > 1 or several_routes or case["schedule"] in {"text-crossed", "text-late", "text-forked"}
 
 
 def every_case():
@@ -92,4 +101,6 @@ def sized(case):
 def name_of(case):
     """Return a case as one word."""
     recompute = "recompute" if case["recompute"] else "keep"
-    return f"{case['schedule']}-p{case['p']}-d{case['d']}-m{case['m']}-{recompute}-{case['model']}-{case['reduce']}"
+    shard = "-shard" if case["shard"] else ""
+    sizes = f"{case['schedule']}-p{case['p']}-d{case['d']}-m{case['m']}"
+    return f"{sizes}-{recompute}-{case['model']}-{case['reduce']}{shard}"
