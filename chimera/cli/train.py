@@ -138,7 +138,7 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
     with torch.device("meta"):
         parameters = count_parameters(bert_layers(model))
     stages = " ".join(map(str, layers_per_stage(layout.layer_to_stage)))
-    recompute = ", recompute" if config.schedule.recompute else ""
+    recompute = "" if config.schedule.recompute == "none" else f", {config.schedule.recompute} recompute"
     facts = {
         "model": f"BERT, {model.num_layers} layers, hidden size {model.hidden_size}, {parameters:,} parameters, "
         f"{config.train.dtype}",

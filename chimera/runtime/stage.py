@@ -1,4 +1,4 @@
-"""One stage of the model on one rank: forward and backward of one micro-batch, with or without recompute.
+"""One stage of the model on one rank: forward and backward of one micro-batch, all kept or some recomputed.
 
 A stage runs its layers under their random keys, keeps what the backward needs, and gives the gradients of its inputs.
 It knows neither peers nor schedules; parameters accumulate into whatever their ``grad`` points at.
@@ -7,6 +7,7 @@ It knows neither peers nor schedules; parameters accumulate into whatever their 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from chimera.errors import UsageError
 from chimera.runtime.channels import Spec, Tensors, TensorSpec
-from chimera.tensor.linear import WeightProducts, WeightWork
+from chimera.tensor.linear import WeightProducts, WeightWork, started_ahead
 from chimera.tensor.randomness import Keys
 
 __all__ = ["Stage", "as_tensors", "spec_of"]
@@ -36,68 +37,89 @@ def spec_of(tensors: Sequence[torch.Tensor]) -> Spec:
     return tuple(TensorSpec(tuple(t.shape), t.dtype) for t in tensors)
 
 
+@dataclass(slots=True)
+class _Forward:
+    """What the forward of one micro-batch left for its backward.
+
+    Attributes:
+        inputs: of each segment whose graph is still to be made or used, the last one's at the end.
+        outputs: of the last segment, with their graph; none under recompute, until the backward begins.
+        batch, keys: of the micro-batch, to run a segment again.
+    """
+
+    inputs: list[Tensors]
+    outputs: Tensors
+    batch: Any
+    keys: Keys | None
+
+
 class Stage:
     """Layers ``first_layer``… of the model.
 
     Args:
         layers: this stage's layers, in order.
         first_layer: the global number of the first one.
-        recompute: keep only the stage's inputs in the forward, and run it again in the backward.
+        recompute_every: keep only the inputs of every so many layers in the forward, and run these again in the
+            backward, one such segment at a time; None keeps everything.
         split_backward: whether the schedule has I and W in place of B: linear layers of ours then leave the products
             of their weights' gradients to W. What other modules compute is all computed at I, and W adds nothing: to
             keep their graph for a second pass would cost more than it moves.
     """
 
     def __init__(
-        self, layers: Sequence[nn.Module], first_layer: int, *, recompute: bool = False, split_backward: bool = False
+        self,
+        layers: Sequence[nn.Module],
+        first_layer: int,
+        *,
+        recompute_every: int | None = None,
+        split_backward: bool = False,
     ) -> None:
         self.layers = tuple(layers)
         self.first_layer = first_layer
-        self.recompute = recompute
+        self._recomputes = recompute_every is not None
+        every = recompute_every or len(layers)
+        self._segments = [range(start, min(start + every, len(layers))) for start in range(0, len(layers), every)]
         # The names of the micro-batch fields a layer asks for; None where it takes the batch itself.
         self._fields = tuple(getattr(layer, "fields", ()) for layer in layers)
-        self._saved: dict[int, tuple[Tensors, Tensors, Any, Keys | None]] = {}
-        self._products = WeightProducts()
+        self._saved: dict[int, _Forward] = {}
+        self._products = WeightProducts(split=split_backward)
+        self._products.serve(layers)
         self._waiting: dict[int, list[WeightWork]] = {}
-        if split_backward:
-            self._products.serve(layers)
 
     def forward(self, microbatch: int, inputs: Tensors, batch: Any, keys: Keys | None) -> Tensors:
         """Run the layers on ``inputs`` and keep what ``backward`` needs."""
-        if self.recompute:
-            with torch.no_grad():
-                outputs = self.run(inputs, batch, keys)
-            self._saved[microbatch] = (inputs, (), batch, keys)
+        if not self._recomputes:
+            outputs = self._run_with_graph(self._segments[0], inputs, batch, keys)
+            self._saved[microbatch] = _Forward([inputs], outputs, None, None)
             return outputs
-        for tensor in inputs:
-            if tensor.is_floating_point():
-                tensor.requires_grad_()
-        outputs = self.run(inputs, batch, keys)
-        self._saved[microbatch] = (inputs, outputs, None, None)
-        return outputs
+        boundaries = []
+        tensors = inputs
+        with torch.no_grad():
+            for segment in self._segments:
+                # Each its own leaf, also where a layer hands a tensor through.
+                tensors = tuple(tensor.detach() for tensor in tensors)
+                boundaries.append(tensors)
+                tensors = self._run(segment, tensors, batch, keys)
+        self._saved[microbatch] = _Forward(boundaries, (), batch, keys)
+        return tensors
 
     def outputs_for_backward(self, microbatch: int) -> Tensors:
-        """Return the outputs whose graph ``backward`` will use, running the forward again under recompute."""
-        inputs, outputs, batch, keys = self._saved[microbatch]
-        if self.recompute:
-            for tensor in inputs:
-                if tensor.is_floating_point():
-                    tensor.requires_grad_()
-            outputs = self.run(inputs, batch, keys)
-            self._saved[microbatch] = (inputs, outputs, None, None)
-        return outputs
+        """Return the outputs whose graph ``backward`` will use, running the last segment again under recompute."""
+        saved = self._saved[microbatch]
+        if self._recomputes:
+            saved.outputs = self._run_with_graph(self._segments[-1], saved.inputs[-1], saved.batch, saved.keys)
+        return saved.outputs
 
     def backward(self, microbatch: int, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor]) -> Tensors:
         """Send ``seeds`` back from ``roots``; parameters accumulate, the floating inputs' gradients are returned."""
-        inputs = self._saved.pop(microbatch)[0]
-        live = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if root.requires_grad]
-        if live:
-            torch.autograd.backward([root for root, _ in live], [seed for _, seed in live])
-        return tuple(
-            torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            for tensor in inputs
-            if tensor.is_floating_point()
-        )
+        saved = self._saved.pop(microbatch)
+        saved.outputs = ()
+        gradients = _send_back(saved.inputs.pop(), roots, seeds)
+        while saved.inputs:
+            segment, inputs = self._segments[len(saved.inputs) - 1], saved.inputs.pop()
+            outputs = self._run_with_graph(segment, inputs, saved.batch, saved.keys)
+            gradients = _send_back(inputs, [tensor for tensor in outputs if tensor.is_floating_point()], gradients)
+        return gradients
 
     def input_gradient(self, microbatch: int, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor]) -> Tensors:
         """Do what ``backward`` does, but leave the products of weight gradients to ``weight_gradient``."""
@@ -116,7 +138,7 @@ class Stage:
             for parameter in self._used_once():
                 if id(parameter) not in left:
                     completed(parameter)
-        for product in queue:
+        for product in started_ahead(queue):
             product.add()
             left[id(product.weight)] -= 1
             if completed is not None and not left[id(product.weight)]:
@@ -153,8 +175,18 @@ class Stage:
 
     def run(self, tensors: Tensors, batch: Any, keys: Keys | None) -> Tensors:
         """Run the layers, each under its own random key; ``keys`` None leaves the generators alone."""
-        for offset, (layer, fields) in enumerate(zip(self.layers, self._fields, strict=True)):
-            number = self.first_layer + offset
+        return self._run(range(len(self.layers)), tensors, batch, keys)
+
+    def _run_with_graph(self, segment: range, inputs: Tensors, batch: Any, keys: Keys | None) -> Tensors:
+        """Run some layers on what becomes the graph's leaves."""
+        for tensor in inputs:
+            if tensor.is_floating_point():
+                tensor.requires_grad_()
+        return self._run(segment, inputs, batch, keys)
+
+    def _run(self, segment: range, tensors: Tensors, batch: Any, keys: Keys | None) -> Tensors:
+        for offset in segment:
+            layer, fields, number = self.layers[offset], self._fields[offset], self.first_layer + offset
             if keys is not None:
                 keys.layer(number)
             if number == 0:
@@ -182,3 +214,15 @@ class Stage:
                 "pass inputs as a mapping with those names"
             )
         return {name: batch[name] for name in fields}
+
+
+def _send_back(inputs: Tensors, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor]) -> Tensors:
+    """Send ``seeds`` back from ``roots`` and return the gradients of the floating ``inputs``."""
+    live = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if root.requires_grad]
+    if live:
+        torch.autograd.backward([root for root, _ in live], [seed for _, seed in live])
+    return tuple(
+        torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        for tensor in inputs
+        if tensor.is_floating_point()
+    )

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from chimera.tensor.parallel import ALONE, Collective, TensorParallel
 
-__all__ = ["DefersWeights", "Linear", "WeightProduct", "WeightProducts", "WeightWork", "add_all", "shared_linear"]
+__all__ = ["DefersWeights", "Linear", "WeightProduct", "WeightProducts", "WeightWork", "shared_linear", "started_ahead"]
 
 _SEQUENCE = 1
 
@@ -36,15 +36,14 @@ class WeightWork(Protocol):
         """Do it, and add what it gives to the weights' gradients."""
 
 
-def add_all(works: Sequence[WeightWork]) -> None:
-    """Do all the work, fetching what the next one needs while the one before computes."""
-    following: Sequence[WeightWork | None] = [*works[1:], None]
-    for work in works[:1]:
-        work.start()
-    for work, after in zip(works, following, strict=True):
-        if after is not None:
-            after.start()
-        work.add()
+def started_ahead(works: Sequence[WeightWork]) -> Iterator[WeightWork]:
+    """Yield the works in order, each with the next one started, so that this fetches while the one before computes."""
+    if works:
+        works[0].start()
+    for work, following in zip(works, [*works[1:], None], strict=True):
+        if following is not None:
+            following.start()
+        yield work
 
 
 class WeightProduct:

@@ -16,8 +16,12 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from chimera.errors import UsageError
 from chimera.tensor.communicator import Communicator, Pending, default_backend, own_store
+from chimera.tensor.dropout import Part
 
 __all__ = ["ALONE", "Collective", "TensorParallel"]
+
+_SEQUENCE = 1
+"""The dimension of activations along which a sequence is divided."""
 
 
 class Collective:
@@ -25,7 +29,7 @@ class Collective:
 
     __slots__ = ("_dim", "_pending", "_result", "_to")
 
-    def __init__(self, pending: Pending, result: Tensor, to: torch.device, *, dim: int | None = None) -> None:
+    def __init__(self, pending: Pending | None, result: Tensor, to: torch.device, *, dim: int | None = None) -> None:
         self._pending = pending
         self._result = result
         self._to = to
@@ -37,7 +41,8 @@ class Collective:
         Raises:
             StalledError: a peer died, or did not take part in time.
         """
-        self._pending.wait()
+        if self._pending is not None:
+            self._pending.wait()
         result = self._result.to(self._to)
         if self._dim is None:
             return result
@@ -115,6 +120,15 @@ class TensorParallel:
         """The same ranks, where all of them have the whole sequence."""
         return replace(self, sequence=False)
 
+    @property
+    def sequence_part(self) -> Part | None:
+        """Which part of activations between tensor-parallel regions is here; None for all of them."""
+        return self.part_along(_SEQUENCE) if self.divides_sequence else None
+
+    def part_along(self, dim: int) -> Part | None:
+        """Return which part of a tensor that is cut along ``dim`` is here; None for all of it."""
+        return Part(dim, self.rank, self.size) if self.size > 1 else None
+
     def share(self, total: int, what: str) -> int:
         """Return one rank's part of ``total``.
 
@@ -135,18 +149,21 @@ class TensorParallel:
         Raises:
             UsageError: t does not divide the dimension.
         """
-        length = self.share(whole.shape[dim], "the sequence length" if dim == 1 else f"dimension {dim}")
+        length = self.share(whole.shape[dim], "the sequence length" if dim == _SEQUENCE else f"dimension {dim}")
         return whole.narrow(dim, self.rank * length, length)
 
     def start_sum(self, values: Tensor, *, into: bool = False) -> Collective:
         """Start summing over the ranks; ``into`` says that the result may stand where ``values`` did."""
         wire = self._wire(values, copy=not into)
-        return Collective(self._group.all_reduce(wire), wire, values.device)
+        # Backends differ in what they make of nothing, which all ranks have alike.
+        pending = self._group.all_reduce(wire) if wire.numel() else None
+        return Collective(pending, wire, values.device)
 
     def start_maximum(self, values: Tensor) -> Collective:
         """Start taking the largest value over the ranks; the result is a tensor of its own."""
         wire = self._wire(values, copy=True)
-        return Collective(self._group.maximum(wire), wire, values.device)
+        pending = self._group.maximum(wire) if wire.numel() else None
+        return Collective(pending, wire, values.device)
 
     def start_gather(self, part: Tensor, dim: int) -> Collective:
         """Start joining the ranks' parts along ``dim``."""
@@ -160,7 +177,7 @@ class TensorParallel:
         Raises:
             UsageError: t does not divide the dimension.
         """
-        length = self.share(values.shape[dim], "the sequence length" if dim == 1 else f"dimension {dim}")
+        length = self.share(values.shape[dim], "the sequence length" if dim == _SEQUENCE else f"dimension {dim}")
         wire = self._wire(torch.unflatten(values, dim, (self.size, length)).movedim(dim, 0))
         result = torch.empty_like(wire[0])
         return Collective(self._group.reduce_scatter(result, wire), result, values.device)

@@ -47,18 +47,21 @@ def reduce_scatter_to_sequence_region(summand: Tensor, parallel: TensorParallel)
 def scatter_to_sequence_region(whole: Tensor, parallel: TensorParallel) -> Tensor:
     """Return this rank's part ``[b, s/t, …]`` of what all of them have; the gradient is gathered.
 
+    Where the sequence is not divided, that is all of it.
+
     Raises:
         UsageError: t does not divide s.
     """
-    return _apply(_Scatter, whole, parallel)
+    return _apply(_Scatter, whole, parallel) if parallel.divides_sequence else whole
 
 
 def gather_from_sequence_region(part: Tensor, parallel: TensorParallel) -> Tensor:
     """Return the whole sequence, for computations that all ranks do alike; each keeps its part of the gradient.
 
-    Where they compute different parts of a layer from it, ``ColumnParallelLinear`` gathers by itself.
+    Where the sequence is not divided, there is nothing to do. Where ranks compute different parts of a layer from it,
+    ``ColumnParallelLinear`` gathers by itself.
     """
-    return _apply(_Gather, part, parallel)
+    return _apply(_Gather, part, parallel) if parallel.divides_sequence else part
 
 
 def _apply(function: Any, tensor: Tensor, parallel: TensorParallel) -> Tensor:

@@ -23,6 +23,7 @@ __all__ = [
     "draw_normal",
     "even_segments",
     "mark",
+    "mark_copies",
     "sharding_of",
 ]
 
@@ -154,8 +155,21 @@ def copy_sharding(source: Tensor, target: Tensor) -> None:
     mark(target, sharding_of(source))
 
 
+def mark_copies(layer: nn.Module, parallel: TensorParallel, *, partial: bool) -> None:
+    """Say of every parameter of ``layer`` of which nothing is said yet that each rank holds all of it.
+
+    Args:
+        layer: with its submodules.
+        parallel: the ranks.
+        partial: whether each rank sees a part of what the parameters do.
+    """
+    for parameter in layer.parameters():
+        if not hasattr(parameter, _ATTRIBUTE):
+            mark(parameter, Sharding.copied(parallel, partial=partial))
+
+
 @torch.no_grad()
-def draw_normal(parameter: nn.Parameter, *, std: float) -> None:
+def draw_normal(parameter: Tensor, *, std: float) -> None:
     """Draw ``parameter`` from N(0, std²) by the default generator, as its part of what one rank alone would draw.
 
     The whole is drawn and cut, one parameter at a time, so weights do not depend on t. Padding is 0.

@@ -13,6 +13,7 @@ from chimera.data import DataConfig
 from chimera.errors import ConfigError, nearest_names
 from chimera.models import BertConfig
 from chimera.passes.reductions import ReductionMode
+from chimera.tensor.recompute import RecomputeMode
 from chimera.train.lr_schedules import LearningRate
 from chimera.train.optimizers import OptimizerConfig
 
@@ -46,7 +47,9 @@ class ScheduleOptions:
         waves: times a route goes down the ranks and up again (hanayo, bitpipe).
         updates: updates of all micro-batches (pipedream-2bw).
         reduce: where gradient reductions start.
-        recompute: whether to keep only each stage's inputs between forward and backward.
+        recompute: what is computed again in the backward instead of kept: none, selective (the cores of attention), or
+            full (whole layers, of which only the inputs are kept).
+        recompute_layers: layers that are computed again at once under full.
     """
 
     name: str = "chimera"
@@ -57,12 +60,19 @@ class ScheduleOptions:
     waves: int | None = None
     updates: int | None = None
     reduce: ReductionMode = "eager-opt"
-    recompute: bool = False
+    recompute: RecomputeMode = "none"
+    recompute_layers: int = 1
 
     def __post_init__(self) -> None:
-        for option in ("microbatches", "chunks", "pairs", "waves", "updates"):
+        for option in ("microbatches", "chunks", "pairs", "waves", "updates", "recompute_layers"):
             _require_at_least(1, "schedule", option, getattr(self, option))
         _require_one_of(get_args(ReductionMode), "schedule", "reduce", self.reduce)
+        _require_one_of(get_args(RecomputeMode), "schedule", "recompute", self.recompute)
+        if self.recompute != "full" and self.recompute_layers != 1:
+            raise ConfigError(
+                f"[schedule] recompute_layers = {self.recompute_layers} has no meaning for recompute = "
+                f"{self.recompute!r}; leave it out, or set recompute to full"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

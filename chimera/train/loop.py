@@ -95,6 +95,7 @@ class _Run:
             group,
             layer_to_stage=layout.layer_to_stage,
             recompute=config.schedule.recompute,
+            recompute_layers=config.schedule.recompute_layers,
             reduce=config.schedule.reduce,
             seed=config.train.seed,
             device=device,

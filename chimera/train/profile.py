@@ -38,6 +38,7 @@ def measure_stage_costs(config: TrainConfig) -> StageCosts:
         BertPretrainingLoss(),
         layer_to_stage=layout.layer_to_stage,
         recompute=config.schedule.recompute,
+        recompute_layers=config.schedule.recompute_layers,
         seed=config.train.seed,
         dtype=torch.bfloat16 if config.train.dtype == "bf16" else None,
     )

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from chimera.tensor.dropout import Part, dropout
-from chimera.tensor.linear import WeightProducts, add_all
+from chimera.tensor.linear import WeightProducts, started_ahead
 from chimera.tensor.parallel import TensorParallel
 from chimera.tensor.parallel_linear import ColumnParallelLinear, RowParallelLinear
 from chimera.tensor.sharding import Sharding, draw_normal, even_segments, mark, sharding_of
@@ -73,7 +73,8 @@ def loss_and_gradients(group, num_words, t, *, sequence=False, mode="whole"):
         with products.queued() as queue:
             loss.backward()
         assert len(queue) == 3
-        add_all(queue)
+        for work in started_ahead(queue):
+            work.add()
     else:
         loss.backward()
     found = {"loss": loss.item()}

@@ -139,7 +139,7 @@ def test_checkpoints_hold_every_parameter_once(whole):
     "change",
     [
         {"schedule__name": "1f1b"},
-        {"schedule__name": "gpipe", "schedule__recompute": "true"},
+        {"schedule__name": "gpipe", "schedule__recompute": "full"},
         {"train__accumulation_runs": 2, "schedule__microbatches": 2},
         {"parallel__data": 2, "schedule__microbatches": 2},
         {"parallel__pipeline": 1, "schedule__name": "gpipe"},
