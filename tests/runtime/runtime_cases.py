@@ -169,8 +169,8 @@ def bert_config():
     )
 
 
-# Models that tensor-parallel ranks share, drawn by the runtime. Over two ranks their 300 words are 256 and 44, over four
-# 128, 128, 44 and none.
+# Models that tensor-parallel ranks share, drawn by the runtime. Over two ranks their 300 words are 256 and 44, over
+# four 128, 128, 44 and none.
 CUT_MODELS = ("bert-cut", "gpt-cut")
 CUT_WORDS = 300
 

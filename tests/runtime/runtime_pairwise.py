@@ -100,7 +100,7 @@ def every_cut_case():
 
 
 def pairwise_cut_cases():
-    """Return few cases that cover every pair of choices of the models that ranks share, where reductions start apart."""
+    """Return few cases that cover every pair of choices of the models that ranks share."""
     cases = [{axis: case[axis] for axis in CUT_AXES} for case in every_cut_case()]
     return [case | {"reduce": AXES["reduce"][number % 3]} for number, case in enumerate(covering(cases))]
 
