@@ -55,11 +55,11 @@ class RankGrid:
         Raises:
             UsageError: t · d · p is not the world size; the nearest that are, are named.
         """
-        grid = cls(tensor=tensor, data=data or max(1, world_size // (tensor * pipeline)), pipeline=pipeline)
+        least = cls(tensor=tensor, pipeline=pipeline).size
+        grid = cls(tensor=tensor, data=max(1, world_size // least) if data is None else data, pipeline=pipeline)
         if grid.size == world_size:
             return grid
         if data is None:
-            least = tensor * pipeline
             sizes = dict.fromkeys((world_size // least * least, -(-world_size // least) * least))
             got = f"is not a multiple of t · p = {tensor} · {pipeline} = {least}"
             start = " or ".join(str(size) for size in sizes if size)

@@ -42,11 +42,12 @@ DUALPIPE_CASES = [
 
 # The ranks of one host share memory, so messages go over gloo only where it is asked for.
 GLOO_CASES = [
-    {**EIGHT_RANKS, "schedule": name, "p": p, "d": d, "m": m, "model": model, "recompute": d == 2, "backend": "gloo"}
-    for name, p, d, m, model in (
-        ("chimera-2-double", 4, 1, "2p+1", "bert"),
-        ("interleaved", 2, 2, "3", "tuple"),
-        ("zb-v", 4, 1, "p", "tuple"),
+    {**EIGHT_RANKS, "schedule": name, "p": p, "d": d, "m": m, "model": model, "recompute": recompute, "shard": False}
+    | {"backend": "gloo"}
+    for name, p, d, m, model, recompute in (
+        ("chimera-2-double", 4, 1, "2p+1", "bert", "none"),
+        ("interleaved", 2, 2, "3", "tuple", "full"),
+        ("zb-v", 4, 1, "p", "tuple", "none"),
     )
 ]
 
