@@ -23,6 +23,7 @@ from chimera.cli.options import Flag
 from chimera.cli.terminal import console
 from chimera.cli.training import PRELOAD, run_joined, run_local
 from chimera.errors import RunError
+from chimera.ir.versions import updates_of_microbatches
 from chimera.launch import place_from_environment, warm_up
 from chimera.models import bert_layers, count_parameters
 from chimera.train.config import TrainConfig
@@ -139,14 +140,15 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         parameters = count_parameters(bert_layers(model))
     stages = " ".join(map(str, layers_per_stage(layout.layer_to_stage)))
     recompute = "" if config.schedule.recompute == "none" else f", {config.schedule.recompute} recompute"
+    updates = f" in {max(updates_of_microbatches(schedule)) + 1} updates" if schedule.is_asynchronous else ""
     facts = {
         "model": f"BERT, {model.num_layers} layers, hidden size {model.hidden_size}, {parameters:,} parameters, "
         f"{config.train.dtype}",
         "ranks": f"{config.world_size} = {config.parallel.pipeline} pipeline x {config.parallel.data} data",
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
         f"{recompute}; layers per stage {stages}",
-        "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens; idle share predicted for "
-        f"equal stages {predicted_bubble(schedule):.1%}",
+        "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
+        f"for equal stages {predicted_bubble(schedule):.1%}",
         "run": f"{config.train.steps} steps, {config.train.out}",
     }
     return [f"{name:9} {fact}" for name, fact in facts.items()]
@@ -229,9 +231,15 @@ class TrainingView:
         elif event.step % self._every == 0 or event.step == self._steps:
             self.out.print(
                 f"step {event.step:>{len(str(self._steps))}}  MLM {event.mlm_loss:.4f}, NSP {event.nsp_loss:.4f}, "
-                f"gradient norm {event.grad_norm:.3g}, {event.tokens_per_s:,.0f} tokens/s, "
+                f"{_norm_text(event)}, {event.tokens_per_s:,.0f} tokens/s, "
                 f"idle {event.bubble_fraction:.1%}"
             )
+
+
+def _norm_text(event: StepMetrics) -> str:
+    if event.grad_norm is None:
+        return f"overflow at loss scale {event.loss_scale:g}, no update"
+    return f"gradient norm {event.grad_norm:.3g}"
 
 
 def _given(overrides: Any) -> Mapping[str, str]:
@@ -255,6 +263,11 @@ def _outcome(result: TrainingResult) -> list[str]:
             f"held-out MLM loss {first.heldout_mlm_loss:.4f} at step {first.step}, {last.heldout_mlm_loss:.4f} at step "
             f"{last.step}: {abs(below):.4f} nats {'below' if below > 0 else 'above'} the unigram entropy "
             f"{result.unigram_entropy:.4f}"
+        )
+    if result.last is not None and result.last.gather_ms and result.last.gather_hidden_ms is not None:
+        lines.append(
+            f"updated weights were gathered for {result.last.gather_ms:.1f} ms of the last step, "
+            f"{result.last.gather_hidden_ms:.1f} ms of it beside other work"
         )
     lines.append(f"{result.steps} steps, {result.train_s:.1f} s of training; files in {result.out}")
     lines.append(f"newest checkpoint {result.checkpoint}")

@@ -34,6 +34,7 @@ class Reduction:
         self._reduced: set[int] = set()
         self.gradients: list[Gradients] = []
         self._untied: dict[int, Gradients] = {}
+        self._of_stage: dict[int, list[Gradients]] = {stage: [] for stage in groups.stages}
         for holding in held:
             group = holding.group
             shares = sharded and group is not None
@@ -51,6 +52,8 @@ class Reduction:
             self.gradients += of_holding
             if not holding.tied:
                 self._untied |= {id(parameter): alike for alike in of_holding for parameter in alike.parameters}
+                for stage in holding.stages:
+                    self._of_stage[stage] += of_holding
 
     def attach(self) -> None:
         """Point every parameter's ``grad`` at its place, but where only a part of the sum is there."""
@@ -84,10 +87,16 @@ class Reduction:
             if stage in gradients.stages and gradients.stages <= self._reduced:
                 gradients.start()
 
-    def finish(self) -> None:
-        """Wait until every started sum is there."""
-        for gradients in self.gradients:
+    def finish(self, stage: int | None = None) -> None:
+        """Wait until every started sum is there; with ``stage``, those of its own parameters."""
+        for gradients in self.gradients if stage is None else self._of_stage[stage]:
             gradients.finish()
+
+    def zero(self, stage: int) -> None:
+        """Set the gradients of a stage's own parameters to zero, and begin new ones."""
+        for gradients in self._of_stage[stage]:
+            gradients.begin()
+            gradients.buffer.flat.zero_()
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients by ``factor``."""

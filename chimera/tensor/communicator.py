@@ -51,6 +51,13 @@ class Pending:
         self._what = what
         self._members = members
 
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call`` at the end: from another thread on gloo, on a stream that has waited for it on NCCL.
+
+        Not every operation of gloo can say; a gather can.
+        """
+        self._work.get_future().add_done_callback(lambda _: call())
+
     def wait(self) -> None:
         """Wait for the end: on gloo the host waits, on NCCL the current stream.
 

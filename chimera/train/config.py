@@ -13,7 +13,9 @@ from chimera.data import DataConfig
 from chimera.errors import ConfigError, nearest_names
 from chimera.models import BertConfig
 from chimera.passes.reductions import ReductionMode
+from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
 from chimera.tensor.recompute import RecomputeMode
+from chimera.train.loss_scale import LossScaleOptions
 from chimera.train.lr_schedules import LearningRate
 from chimera.train.optimizers import OptimizerConfig
 
@@ -29,7 +31,7 @@ __all__ = [
     "Unit",
 ]
 
-Dtype = Literal["fp32", "bf16"]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 Unit = Literal["concatenate", "double", "halve"]
 
@@ -82,12 +84,19 @@ class ParallelOptions:
     Attributes:
         pipeline: ranks p of one pipeline.
         data: replicas d of the whole pipeline, each on its own share of the batch.
+        shard_optimizer: whether the replicas of a stage (routes times d) each update a part of its weights, so that no
+            optimizer state is kept twice.
+        bucket_mib: MiB of gradients that are summed at once, while later ones are still being computed.
     """
 
     pipeline: int
     data: int = 1
+    shard_optimizer: bool = False
+    bucket_mib: float = DEFAULT_BUCKET_BYTES / 2**20
 
     def __post_init__(self) -> None:
+        if not 0.0 < self.bucket_mib < math.inf:
+            raise ConfigError(f"[parallel] bucket_mib = {self.bucket_mib!r} must be a finite number above 0")
         _require_at_least(1, "parallel", "pipeline", self.pipeline)
         _require_at_least(1, "parallel", "data", self.data)
 
@@ -101,7 +110,8 @@ class RunOptions:
         microbatch_size: samples b of a whole micro-batch.
         accumulation_runs: runs through the pipeline whose gradients make one step.
         seed: of initial weights and dropout.
-        dtype: of computation; gradients and the weights that are updated are fp32 either way.
+        dtype: of computation; gradients and the weights that are updated are fp32 either way. fp16 has a dynamic loss
+            scale; fp8 is bf16 with the products of linear layers in float8, on GPUs that have it.
         evaluation_interval: steps between evaluations; there is one before the first step and one after the last.
         evaluation_samples: held-out samples of an evaluation, the same every time; 0 for no evaluation.
         checkpoint_interval: steps between checkpoints; there is one after the last step.
@@ -186,6 +196,7 @@ class TrainConfig:
     schedule: ScheduleOptions
     parallel: ParallelOptions
     train: RunOptions
+    loss_scale: LossScaleOptions = field(default_factory=LossScaleOptions)
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
@@ -201,6 +212,11 @@ class TrainConfig:
                 f"[data] vocab_size = {self.data.vocab_size} exceeds [model] vocab_size = {self.model.vocab_size}; "
                 "leave [model] vocab_size out to have it follow the vocabulary, or raise it (more rows are padding)"
             )
+        if self.train.dtype != "fp16" and self.loss_scale != LossScaleOptions():
+            raise ConfigError(
+                f"[loss_scale] is set, but [train] dtype = {self.train.dtype!r} needs no loss scale; leave the section "
+                "out, or set dtype to fp16"
+            )
         samples, share = self.train.evaluation_samples, self.train.microbatch_size * self.parallel.data
         if samples % share:
             nearest = sorted({max(share, samples // share * share), -(-samples // share) * share})
@@ -209,6 +225,11 @@ class TrainConfig:
                 f"{self.train.microbatch_size} on [parallel] data = {self.parallel.data} replicas; "
                 f"try {' or '.join(map(str, nearest))}"
             )
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Gradients that one collective sums."""
+        return round(self.parallel.bucket_mib * 2**20)
 
     @property
     def world_size(self) -> int:

@@ -103,7 +103,7 @@ def type_text(section: str, key: str) -> str:
     """Return what a value of a key looks like, for help texts.
 
     >>> type_text("train", "steps"), type_text("train", "dtype"), type_text("model", "dropout")
-    ('N', '{fp32,bf16}', 'X')
+    ('N', '{fp32,bf16,fp16,fp8}', 'X')
     """
     short = {int: "N", float: "X", bool: "{true,false}", str: "TEXT"}
     member = next(member for member in _members(section_types(section)[key]) if member is not NoneType)

@@ -25,11 +25,11 @@ from chimera.train.evaluation import CountingLoss, evaluate, heldout_share
 from chimera.train.events import Event, Report, Saved, Started, TrainingResult
 from chimera.train.folder import CHECKPOINTS, CONFIG, TIMELINE, check_folder
 from chimera.train.layout import Layout, layout_of
-from chimera.train.lr_schedules import learning_rate_factor
 from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations
 from chimera.train.metrics_log import MetricsLog
-from chimera.train.optimizers import build_optimizer
+from chimera.train.precision import in_precision, torch_dtype
 from chimera.train.state import describe, owned_state, require_same, restore
+from chimera.train.updating import Outcome, updating_of
 
 __all__ = ["train"]
 
@@ -86,10 +86,12 @@ class _Run:
         self._data = data
         self._device = device
         self._loss = CountingLoss()
+        scale = config.loss_scale if config.train.dtype == "fp16" else None
+        self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, scale)
         with torch.device("meta"):
             layers = bert_layers(config.model)
         self._pipe = Pipeline(
-            layers,
+            in_precision(layers, config.train.dtype, device),
             layout.schedule,
             self._loss,
             group,
@@ -99,10 +101,13 @@ class _Run:
             reduce=config.schedule.reduce,
             seed=config.train.seed,
             device=device,
-            dtype=torch.bfloat16 if config.train.dtype == "bf16" else None,
+            dtype=torch_dtype(config.train.dtype),
+            shard_optimizer=config.parallel.shard_optimizer,
+            bucket_bytes=config.bucket_bytes,
+            update=self._updating.hook,
             timeout_s=config.runtime.timeout_s,
         )
-        self._optimizer = build_optimizer(config.optimizer, self._pipe.optimizer_parameters())
+        self._updating.build(self._pipe)
         self._source = MicrobatchSource(data.train, layout.microbatch_size, layout.microbatches_per_step)
         self._heldout = heldout_share(
             data.heldout,
@@ -162,7 +167,7 @@ class _Run:
         checkpoint = latest_checkpoint(self._out / CHECKPOINTS)
         assert checkpoint is not None, "check_folder saw one"
         require_same(checkpoint, self._config, self._layout)
-        restore(self._pipe, self._optimizer, checkpoint)
+        restore(self._pipe, self._updating, checkpoint)
         self._saved = checkpoint.path
         self._evaluations = [row for row in read_evaluations(self._out) if row.step <= checkpoint.step]
         return checkpoint.step
@@ -188,32 +193,29 @@ class _Run:
     # One step
 
     def _step(self, step: int) -> StepMetrics:
-        """Make the ``step``-th update, counted from 1."""
+        """Make the ``step``-th step, counted from 1: one update, or those of an asynchronous schedule."""
         began = time.perf_counter()
-        rate = self._config.optimizer.learning_rate * learning_rate_factor(self._config.learning_rate, step - 1)
-        for options in self._optimizer.param_groups:
-            options["lr"] = rate
         loss = self._gradients(step - 1)
-        norm = self._pipe.gradient_norm()
         terms = self._pipe.terms
-        self._require_finite(step, loss, norm, rate)
-        clip = self._config.optimizer.clip_norm
-        if clip is not None and norm > clip:
-            self._pipe.scale_gradients(clip / norm)
-        self._optimizer.step()
-        self._pipe.publish_weights()
+        outcome = self._updating.measure()
+        self._require_finite(step, loss, outcome)
+        self._updating.finish(outcome)
         step_s = time.perf_counter() - began
         self._timeline = self._pipe.timeline()
+        gathers = self._pipe.gather_times() if self._config.parallel.shard_optimizer else None
         return StepMetrics(
             step=step,
             loss=loss,
             mlm_loss=terms["mlm"],
             nsp_loss=terms["nsp"],
-            grad_norm=norm,
-            lr=rate,
+            grad_norm=outcome.norm if outcome.updates else None,
+            lr=outcome.rate,
             tokens_per_s=self._layout.global_batch * self._config.data.sequence_length / step_s,
             step_s=step_s,
             bubble_fraction=self._timeline.bubble_fraction,
+            loss_scale=outcome.loss_scale if self._config.train.dtype == "fp16" else None,
+            gather_ms=None if gathers is None else gathers.under_way_s * 1e3,
+            gather_hidden_ms=None if gathers is None else gathers.hidden_s * 1e3,
         )
 
     def _gradients(self, index: int) -> float:
@@ -226,27 +228,32 @@ class _Run:
         for microbatch in microbatches:
             for name, count in self._loss.counts(microbatch).items():
                 counts[name] = counts.get(name, 0.0) + count
+        scale = self._updating.begin()
         for run in range(runs):
             part = slice(run * size, (run + 1) * size)
             loss = self._pipe.step(
                 microbatches[part],
                 microbatches[part],
                 last=run == runs - 1,
-                counts=counts,
+                # An asynchronous schedule counts for each of its updates.
+                counts=None if self._layout.schedule.is_asynchronous else counts,
                 microbatch_indices=numbers[part],
+                loss_scale=scale,
             )
         return float(loss)
 
-    def _require_finite(self, step: int, loss: float, norm: float, rate: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
+    def _require_finite(self, step: int, loss: float, outcome: Outcome) -> None:
+        """Refuse to go on where no smaller loss scale can help."""
+        may_skip = not outcome.updates and not self._updating.progress.loss_scale.is_least
+        if may_skip or (math.isfinite(loss) and math.isfinite(outcome.norm)):
             return
         terms = ", ".join(f"{name} {value:.4g}" for name, value in self._pipe.terms.items())
         resumed = f"the newest checkpoint is {self._saved}" if self._saved else "there is no checkpoint yet"
         raise NonFiniteError(
-            f"step {step}: loss {loss:.4g} ({terms}), gradient norm {norm:.4g}, at a learning rate of {rate:.3g}; the "
-            f"weights were not updated, {resumed}. Try a lower --optimizer.learning-rate or a longer "
-            "--learning-rate.warmup-steps"
-            + (", or --train.dtype fp32" if self._config.train.dtype == "bf16" else "")
+            f"step {step}: loss {loss:.4g} ({terms}), gradient norm {outcome.norm:.4g}, at a learning rate of "
+            f"{outcome.rate:.3g}; {self._updating.if_not_finite}, {resumed}. Try a lower --optimizer.learning-rate "
+            "or a longer --learning-rate.warmup-steps"
+            + (", or --train.dtype fp32" if self._config.train.dtype != "fp32" else "")
             + (", or --optimizer.clip-norm 1" if self._config.optimizer.clip_norm is None else "")
         )
 
@@ -263,8 +270,8 @@ class _Run:
         self._saved = save_checkpoint(
             self._out / CHECKPOINTS,
             step,
-            owned_state(self._pipe, self._optimizer),
-            describe(self._config, self._layout),
+            owned_state(self._pipe, self._updating),
+            describe(self._config, self._layout, self._updating.progress),
             self._pipe.groups,
             keep=self._config.train.keep_checkpoints,
         )

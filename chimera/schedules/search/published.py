@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from chimera.errors import ChimeraError
-from chimera.ir.action import Kind
 from chimera.ir.memory import peak_activations
 from chimera.ir.schedule import Placement, Schedule
 from chimera.schedules.chimera import UNITS
@@ -63,7 +62,7 @@ def answers(schedule: Schedule, problem: Problem) -> bool:
         schedule.placement == problem.placement
         and schedule.microbatch_share == problem.microbatch_share
         and Counter(schedule.microbatch_to_route) == Counter(problem.microbatch_to_route)
-        and not (schedule.table.kind == Kind.STEP).any()
+        and not schedule.is_asynchronous
     )
     if not same:
         return False
