@@ -144,7 +144,7 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
     facts = {
         "model": f"BERT, {model.num_layers} layers, hidden size {model.hidden_size}, {parameters:,} parameters, "
         f"{config.train.dtype}",
-        "ranks": f"{config.world_size} = {config.parallel.pipeline} pipeline x {config.parallel.data} data",
+        "ranks": _ranks(config),
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
         f"{recompute}; layers per stage {stages}",
         "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
@@ -152,6 +152,14 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         "run": f"{config.train.steps} steps, {config.train.out}",
     }
     return [f"{name:9} {fact}" for name, fact in facts.items()]
+
+
+def _ranks(config: TrainConfig) -> str:
+    parallel = config.parallel
+    factors = f"{parallel.pipeline} pipeline x {parallel.data} data"
+    if parallel.tensor > 1:
+        factors += f" x {parallel.tensor} tensor{', sequence divided' if parallel.sequence else ''}"
+    return f"{config.world_size} = {factors}"
 
 
 class TrainingView:

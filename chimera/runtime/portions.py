@@ -12,7 +12,7 @@ from torch import _foreach_norm, nn
 
 from chimera.runtime.buckets import Gradients
 from chimera.runtime.groups import Groups
-from chimera.runtime.holdings import Holding
+from chimera.runtime.holdings import Holding, counts_once
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.sharded_weights import ShardedWeights
 from chimera.runtime.weights import Weights
@@ -71,15 +71,17 @@ class Portions:
             if gradients is None or not gradients.sharded:
                 original = self._weights.originals.get(id(parameter), parameter)
                 original.grad = parameter.grad
-                counted = gradients is not None and gradients.counted
+                counted = gradients is not None and gradients.counted and self._counts(parameter, shared_out=False)
                 portions.append(Portion.whole(name, original, sharding_of(parameter), counted=counted))
             elif id(parameter) in stretches:
                 stretch, start = stretches[id(parameter)]
                 shape = torch.Size(sharding_of(parameter).whole_shape(parameter.shape))
-                portions.append(
-                    Portion(name, stretch, shape, start, counted=gradients.counted, sharding=sharding_of(parameter))
-                )
+                counted = self._counts(parameter, shared_out=True)
+                portions.append(Portion(name, stretch, shape, start, counted, sharding_of(parameter)))
         return portions
+
+    def _counts(self, parameter: nn.Parameter, *, shared_out: bool) -> bool:
+        return counts_once(parameter, self._groups, shared_out=shared_out)
 
     # Sums over the whole model
 

@@ -37,14 +37,13 @@ class Reduction:
         self._of_stage: dict[int, list[Gradients]] = {stage: [] for stage in groups.stages}
         for holding in held:
             group = holding.group
-            shares = sharded and group is not None
             of_holding = [
                 Gradients(
                     alike,
                     stages=holding.stages,
                     replicas=None if group is None else Replicas(group, groups.rank, on_cpu=groups.staged_on_cpu),
                     sharded=sharded,
-                    counted=holding.shares_count if shares else holding.first,
+                    counted=holding.first or (sharded and group is not None),
                     bucket_bytes=bucket_bytes,
                 )
                 for alike in of_one_type(holding.parameters)

@@ -362,7 +362,7 @@ def train(group, case, steps):
         recompute=case["recompute"].partition("-")[0],
         recompute_layers=int(case["recompute"].partition("-")[2] or 1),
         reduce=case["reduce"],
-        shard_optimizer=case["shard"],
+        shard_optimizer=case.get("shard", False),
         bucket_bytes=BUCKET_BYTES,
         seed=SEED,
         backend=case.get("backend"),
@@ -376,7 +376,7 @@ def train(group, case, steps):
         loss = pipe.step(inputs, targets)
         norm = pipe.gradient_norm()
         # Sharded, no rank has a gradient as a whole; each is brought together on one.
-        collected = pipe.collected(lambda portion: portion.grad) if case["shard"] else None
+        collected = pipe.collected(lambda portion: portion.grad) if case.get("shard", False) else None
         gradients = snapshot(collected or wholes(pipe, {name: p.grad for name, p in pipe.named_parameters()}))
         optimizer.step()
         pipe.publish_weights()
