@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.conf import Positional, arg
 
+from chimera.cli.dry_run import print_dry_run, print_dry_run_json
 from chimera.cli.options import Flag
 from chimera.cli.terminal import console
 from chimera.cli.training import PRELOAD, run_joined, run_local
-from chimera.errors import RunError
+from chimera.errors import RunError, UsageError
 from chimera.ir.versions import updates_of_microbatches
 from chimera.launch import place_from_environment, warm_up
 from chimera.models import bert_layers, count_parameters
@@ -98,6 +99,8 @@ def train_command(
     overrides: Annotated[Overrides, arg(name="")],
     *,
     resume: Flag = False,
+    dry_run: Flag = False,
+    json: Flag = False,
 ) -> None:
     """Train a model: on processes of this host, or as one rank of a job that torchrun started.
 
@@ -111,9 +114,16 @@ def train_command(
         config: a configuration file, such as configs/bert-tiny.toml
         overrides: options of the file, set otherwise
         resume: go on from the newest checkpoint of the run in train.out
+        dry_run: say which ranks there would be, and what each would hold and keep in memory; start nothing
+        json: with --dry-run, as JSON
     """
     settings = load_config(config, _given(overrides))
     layout = layout_of(settings)
+    if json and not dry_run:
+        raise UsageError("--json says what a dry run found; add --dry-run, or leave --json out")
+    if dry_run:
+        _say_dry_run(settings, layout, json=json)
+        return
     check_folder(settings, resume=resume)
     place = place_from_environment(os.environ)
     if place is None:
@@ -131,6 +141,15 @@ def train_command(
         raise RunError(_after_interrupt(settings, view.step)) from None
     if result is not None:
         view.out.print("\n".join(_outcome(result)))
+
+
+def _say_dry_run(config: TrainConfig, layout: Layout, *, json: bool) -> None:
+    if json:
+        print_dry_run_json(config, layout)
+        return
+    out = console()
+    out.print("\n".join(summary(config, layout)))
+    print_dry_run(out, config, layout)
 
 
 def summary(config: TrainConfig, layout: Layout) -> list[str]:
