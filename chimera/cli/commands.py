@@ -39,6 +39,7 @@ COMMANDS = (
     Command("schedule build", "chimera.cli.schedule_build:schedule_build", "Search the best order for a placement."),
     Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
+    Command("bench reduce", "chimera.cli.bench_reduce:bench_reduce", "Measure where gradient reductions cost least."),
     Command("bench simulate", "chimera.cli.bench_simulate:bench_simulate", "Time building, checking and simulating."),
 )
 

@@ -142,6 +142,11 @@ class Gradients:
             self.buffer.detach()
         self._sums.clear()
 
+    @property
+    def under_way(self) -> list[Pending]:
+        """The sums that are started and not finished."""
+        return [transfer.pending for transfer in self._sums]
+
     def _start_next(self) -> None:
         bucket, replicas = self._started, self.replicas
         self._started += 1

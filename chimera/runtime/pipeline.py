@@ -247,7 +247,9 @@ class Pipeline:
             self._execute(run, schedule, self._actions.training)
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
-        self._publish_due = last and self._updates is None
+        if last and self._updates is None:
+            self._portions.attach()
+            self._publish_due = True
         return loss
 
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:

@@ -50,7 +50,13 @@ class Portions:
             for number, parameter in enumerate(shards.parameters)
             if id(parameter) in shards.portions
         }
-        self._cut: set[int] = {id(portion.parameter) for portion in self.portions() if portion.sharding.is_cut}
+        self._portions = tuple(self._made())
+        self._originals = [
+            (weights.originals[id(parameter)], parameter)
+            for _, parameter in weights.named_parameters()
+            if id(parameter) in weights.originals
+        ]
+        self._cut = {id(portion.parameter) for portion in self._portions if portion.sharding.is_cut}
         self._saved_here = {
             id(parameter)
             for holding in held
@@ -60,25 +66,31 @@ class Portions:
 
     def portions(self) -> list[Portion]:
         """Return what this rank updates, in the order of the model, gradients attached."""
-        stretches: dict[int, tuple[nn.Parameter, int]] = {}
+        self.attach()
+        return list(self._portions)
+
+    def attach(self) -> None:
+        """Point the ``grad`` of parameters and portions at the buffers, whatever an optimizer made of it."""
+        self._reduction.attach()
         for _, shards in self._shards:
             shards.attach()
-            stretches |= shards.portions
-        self._reduction.attach()
-        portions = []
+        for original, parameter in self._originals:
+            original.grad = parameter.grad
+
+    def _made(self) -> Iterator[Portion]:
+        stretches = {key: cut for _, shards in self._shards for key, cut in shards.portions.items()}
         for name, parameter in self._weights.named_parameters():
             gradients = self._of.get(id(parameter))
             if gradients is None or not gradients.sharded:
                 original = self._weights.originals.get(id(parameter), parameter)
-                original.grad = parameter.grad
                 counted = gradients is not None and gradients.counted and self._counts(parameter, shared_out=False)
-                portions.append(Portion.whole(name, original, sharding_of(parameter), counted=counted))
+                yield Portion.whole(name, original, sharding_of(parameter), counted=counted)
             elif id(parameter) in stretches:
                 stretch, start = stretches[id(parameter)]
-                shape = torch.Size(sharding_of(parameter).whole_shape(parameter.shape))
+                sharding = sharding_of(parameter)
+                shape = torch.Size(sharding.whole_shape(parameter.shape))
                 counted = self._counts(parameter, shared_out=True)
-                portions.append(Portion(name, stretch, shape, start, counted, sharding_of(parameter)))
-        return portions
+                yield Portion(name, stretch, shape, start, counted, sharding)
 
     def _counts(self, parameter: nn.Parameter, *, shared_out: bool) -> bool:
         return counts_once(parameter, self._groups, shared_out=shared_out)

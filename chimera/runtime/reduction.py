@@ -12,6 +12,7 @@ from torch import nn
 from chimera.runtime.buckets import Gradients, Replicas
 from chimera.runtime.groups import Groups
 from chimera.runtime.holdings import Holding
+from chimera.tensor.communicator import Pending
 from chimera.tensor.gradient_buffer import of_one_type
 
 __all__ = ["Reduction"]
@@ -79,12 +80,13 @@ class Reduction:
         if gradients is not None:
             gradients.arrived(parameter)
 
-    def start(self, stage: int) -> None:
-        """Start what is complete with ``stage`` and not started yet."""
+    def start(self, stage: int) -> list[Pending]:
+        """Start what is complete with ``stage`` and not started yet; return what of that is under way."""
         self._reduced.add(stage)
-        for gradients in self.gradients:
-            if stage in gradients.stages and gradients.stages <= self._reduced:
-                gradients.start()
+        complete = [g for g in self.gradients if stage in g.stages and g.stages <= self._reduced]
+        for gradients in complete:
+            gradients.start()
+        return [pending for gradients in complete for pending in gradients.under_way]
 
     def finish(self, stage: int | None = None) -> None:
         """Wait until every started sum is there; with ``stage``, those of its own parameters."""

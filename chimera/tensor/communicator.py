@@ -51,12 +51,18 @@ class Pending:
         self._what = what
         self._members = members
 
-    def when_done(self, call: Callable[[], None]) -> None:
+    def when_done(self, call: Callable[[], None]) -> bool:
         """Call ``call`` at the end: from another thread on gloo, on a stream that has waited for it on NCCL.
 
-        Not every operation of gloo can say; a gather can.
+        Returns:
+            False where the operation cannot tell, as gloo's reduce-scatter.
         """
-        self._work.get_future().add_done_callback(lambda _: call())
+        try:
+            future = self._work.get_future()
+        except RuntimeError:
+            return False
+        future.add_done_callback(lambda _: call())
+        return True
 
     def wait(self) -> None:
         """Wait for the end: on gloo the host waits, on NCCL the current stream.

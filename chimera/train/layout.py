@@ -102,7 +102,7 @@ def _require_own_updates(config: TrainConfig, layer_to_stage: Sequence[int]) -> 
         )
     if config.train.dtype == "fp16":
         raise ConfigError(
-            f'{name}, so no overflow of train.dtype = "fp16" on one could skip the update of all; set train.dtype to '
+            f'{name}, so one that overflows in train.dtype = "fp16" could not have the others wait; set train.dtype to '
             "bf16 or fp32"
         )
     if config.model.tied_decoder and layer_to_stage[0] != layer_to_stage[-1]:

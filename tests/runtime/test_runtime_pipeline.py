@@ -385,12 +385,13 @@ def test_the_callers_random_stream_is_left_alone(ranks):
     assert ranks.run(2, caller_stream) == [True, True]
 
 
-def train_with_zero_grad(group, zero_grad):
-    pipe = pipeline(group, make_layers("bert"), make_loss("bert"), make_schedule("chimera-1-concatenate", 2, 2))
+def train_with_zero_grad(group, zero_grad, options):
+    layers = make_layers("bert", torch.float32)
+    pipe = pipeline(group, layers, make_loss("bert"), make_schedule("chimera-1-concatenate", 2, 2), **options)
     optimizer = torch.optim.AdamW([p for _, p in pipe.optimizer_parameters()], **runtime_cases.ADAMW)
     losses = []
     for step in range(3):
-        losses.append(pipe.step(*microbatches("bert", step, range(2))).item())
+        losses.append(pipe.step(*microbatches("bert", step, range(2), torch.float32)).item())
         optimizer.step()
         if zero_grad:
             optimizer.zero_grad(set_to_none=zero_grad == "none")
@@ -398,11 +399,13 @@ def train_with_zero_grad(group, zero_grad):
     return losses, [hashable(a) for a in snapshot(dict(pipe.named_parameters())).values()]
 
 
-def test_zero_grad_is_harmless(ranks):
-    """The usual ``zero_grad`` of a training loop, in either form, changes nothing."""
-    plain = ranks.run(2, train_with_zero_grad, "")
-    assert ranks.run(2, train_with_zero_grad, "none") == plain
-    assert ranks.run(2, train_with_zero_grad, "zero") == plain
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"shard_optimizer": True}], ids=str)
+def test_zero_grad_is_harmless(ranks, options):
+    """The usual ``zero_grad`` of a training loop, in either form, changes nothing, and updates need no more than it."""
+    plain = ranks.run(2, train_with_zero_grad, "", options)
+    assert len(set(plain[0][0])) == 3
+    assert ranks.run(2, train_with_zero_grad, "none", options) == plain
+    assert ranks.run(2, train_with_zero_grad, "zero", options) == plain
 
 
 def step_in_order(group, order, schedule):
