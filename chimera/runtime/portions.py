@@ -5,7 +5,7 @@ no optimizer.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import _foreach_norm, nn
