@@ -40,11 +40,10 @@ def print_dry_run(out: Console, config: TrainConfig, layout: Layout) -> None:
     ranks = _shown(grid)
     print_table(out, headings, [_rank_row(rank, grid, placement, config, holds) for rank in ranks])
     if len(ranks) < grid.size:
-        others = f"{grid.data - 1:,} other replicas" if grid.data > 2 else "other replica"
         print_wrapped(
             out,
-            f"Of {grid.size:,} ranks those of the first replica are shown; the {others} stand {grid.tensor} ranks "
-            "further each.",
+            f"Of {grid.size:,} ranks those of the first data-parallel replica are shown; to find those of the next, add "
+            f"{grid.tensor}.",
         )
     out.print()
     headings = ("pipeline", "stages", "layers", "parameters", "weights", "gradients", "optimizer", "together")

@@ -75,11 +75,13 @@ def drawn(group, layout):
         masks[int(key)] = digest(whole.numpy())
         return mask
 
+    m = pipe.schedule.num_microbatches
+    first = group.rank() // t % d * m
+    batch = microbatches("bert-cut", 0, range(first, first + m))
+    pipe.step(*batch)  # agrees on shapes, for which layers run without a key
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dropout_module, "keep_mask", keep_mask)
-        m = pipe.schedule.num_microbatches
-        first = group.rank() // t % d * m if group is not None else 0
-        pipe.step(*microbatches("bert-cut", 0, range(first, first + m)))
+        pipe.step(*batch)
     pipe.close()
     return {name: digest(array) for name, array in weights.items()}, masks
 
