@@ -42,8 +42,8 @@ def print_dry_run(out: Console, config: TrainConfig, layout: Layout) -> None:
     if len(ranks) < grid.size:
         print_wrapped(
             out,
-            f"Of {grid.size:,} ranks those of the first data-parallel replica are shown; to find those of the next, add "
-            f"{grid.tensor}.",
+            f"Of {grid.size:,} ranks those of the first data-parallel replica are shown; each further replica's are "
+            f"{grid.tensor} higher.",
         )
     out.print()
     headings = ("pipeline", "stages", "layers", "parameters", "weights", "gradients", "optimizer", "together")

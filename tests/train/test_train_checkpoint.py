@@ -211,6 +211,7 @@ def saved_with(folder, config):
         {"parallel__shard_optimizer": "true", "parallel__bucket_mib": 1},
         {"schedule__name": "1f1b", "schedule__reduce": "end", "schedule__recompute": "full"},
         {"parallel__data": 2, "schedule__microbatches": 2},
+        {"parallel__tensor": 2, "parallel__sequence": "true"},
         {"parallel__pipeline": 1, "schedule__name": "gpipe"},
         {"train__accumulation_runs": 2, "schedule__microbatches": 2},
     ],
