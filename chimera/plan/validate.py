@@ -217,17 +217,22 @@ def _korthikanti_memory() -> TableResult:
         held = estimate(made.shape, made.layout, cluster, software)
         middle = held.memory[len(held.memory) // 2]
         states = middle.weights + middle.gradients + middle.optimizer
-        rows.append(
-            Comparison(f"{printed['params_b']}B states", states / _GIB, float(printed["param_optimizer_gib"]))
-        )
+        rows.append(Comparison(f"{printed['params_b']}B states", states / _GIB, float(printed["param_optimizer_gib"])))
         for layout, column, name in (
             (replace(made.layout, recompute="none", sequence_parallel=False), "activations_none_gib", "none"),
             (made.layout, "activations_seqpar_selective_gib", "selective"),
         ):
             predicted = estimate(made.shape, layout, cluster, software).memory[0].activations
-            rows.append(Comparison(f"{printed['params_b']}B activations, {name}", predicted / _GIB, float(printed[column])))
+            rows.append(
+                Comparison(f"{printed['params_b']}B activations, {name}", predicted / _GIB, float(printed[column]))
+            )
     return TableResult(
-        "korthikanti-memory", "memory per device, Korthikanti et al. 2022, figures 1 and 7", "GiB", tuple(rows), {}, None
+        "korthikanti-memory",
+        "memory per device, Korthikanti et al. 2022, figures 1 and 7",
+        "GiB",
+        tuple(rows),
+        {},
+        None,
     )
 
 

@@ -165,6 +165,9 @@ class _WeightWait(NamedTuple):
     def weight(self) -> nn.Parameter:
         return self.layer.weight
 
+    def start(self) -> None:
+        """Nothing has to come from elsewhere."""
+
     def add(self) -> None:
         self.layer._wait(self.layer.weight_grad_s)  # noqa: SLF001 - of this module
 
