@@ -86,6 +86,8 @@ class CostChoice:
     """time of I, a split backward's gradient of the input (default: what W leaves, or half)"""
     weight_grad: Quantity = None
     """time of W, a split backward's gradient of the weights (default: what I leaves, or half)"""
+    overlap: Quantity = None
+    """time of a forward and a whole backward that run together as a pair (default: their sum)"""
     p2p: Quantity = None
     """time of a message between ranks (default: 0)"""
     reduce_time: Quantity = None
@@ -108,6 +110,7 @@ class CostChoice:
                 ("backward", self.backward),
                 ("input_grad", self.input_grad),
                 ("weight_grad", self.weight_grad),
+                ("overlap", self.overlap),
                 ("p2p", self.p2p),
                 ("reduce", self.reduce_time),
                 ("held_for_weight_grad", self.held_for_weight_grad),

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final
 
-from chimera.cli.facts import is_synchronous
 from chimera.cli.options import with_reductions
 from chimera.errors import ChimeraError
 from chimera.ir.action import Kind
@@ -114,7 +113,7 @@ def family_of(schedule: Schedule, costs: Costs | StageCosts) -> Family | None:
     >>> family_of(build_schedule("1f1b", ranks=2, microbatches=3), Costs())
     Family(name='1f1b', options={})
     """
-    if not is_synchronous(schedule):
+    if schedule.is_asynchronous:
         return None
     problem = Problem(schedule.placement, schedule.microbatch_to_route, costs, None, None, schedule.microbatch_share)
     for other in published(problem):
@@ -134,7 +133,7 @@ def remedies(subject: Subject) -> Iterator[Remedy | Refusal]:
         yield _tried(change, attempt)
     if subject.family is None:
         yield Refusal("fewer stages", "no published schedule has this order, so nothing says how fewer ranks go on")
-    if not is_synchronous(subject.schedule):
+    if subject.schedule.is_asynchronous:
         yield Refusal("another order", "the search makes steps with one update, and this one updates on its way")
     else:
         within = _tried("split backward", partial(_searched, subject, subject.idle))
@@ -159,7 +158,7 @@ def _of_size(subject: Subject) -> Iterator[_Attempt]:
         if ranks > 1:
             change = "fewer stages"
             yield change, partial(_changed, subject, change, family, ranks // _MORE, microbatches)
-    elif is_synchronous(subject.schedule):
+    elif not subject.schedule.is_asynchronous:
         yield "more micro-batches", partial(_searched, subject, subject.idle, microbatches=_MORE)
 
 

@@ -12,6 +12,7 @@ from chimera.ir.checks import check
 from chimera.ir.memory import peak_activations
 from chimera.ir.rows import code_mask
 from chimera.ir.schedule import Schedule
+from chimera.ir.versions import updates_of_microbatches, weight_versions
 from chimera.passes.lower import lower
 
 __all__ = ["schedule_check"]
@@ -71,7 +72,15 @@ def _proved(schedule: Schedule, memory_limit: float | None) -> dict[str, str]:
             f"{counted(count[Kind.REDUCE_GRAD], 'reduction')}, of every replica's gradients, in the same order on "
             "ranks that share them"
         )
+    if schedule.is_asynchronous:
+        said["updates"] = (
+            f"{max(updates_of_microbatches(schedule)) + 1} of every stage, each micro-batch's gradients in the same "
+            "one on all of them, on weights that are there when its forward takes them"
+        )
     limit = "no limit given" if memory_limit is None else f"limit {number(memory_limit)}"
     said["not stuck"] = f"all {counted(schedule.num_ranks, 'program')} run to their end"
     said["memory"] = f"at most {number(max(peak_activations(schedule)))} units of activations on a rank ({limit})"
+    if schedule.is_asynchronous:
+        most = max(max(versions.values()) for versions in weight_versions(schedule))
+        said["memory"] += f", and {counted(most, 'version')} of a stage's weights"
     return said

@@ -55,6 +55,7 @@ class ResolvedCosts:
             the model for one whole micro-batch.
         activation_bytes: [stage], the same in bytes, where known.
         resident_bytes: [stage], weights and gradients, where known.
+        weight_bytes: [stage], one version of the weights, where known.
         held_for_weight_grad: [stage], the share of its activations that a split backward holds from I to W; all of it
             without.
     """
@@ -65,6 +66,7 @@ class ResolvedCosts:
     activations: NDArray[np.float64]
     activation_bytes: NDArray[np.float64] | None = None
     resident_bytes: NDArray[np.float64] | None = None
+    weight_bytes: NDArray[np.float64] | None = None
     held_for_weight_grad: NDArray[np.float64] | None = None
 
 
@@ -84,6 +86,7 @@ class Costs:
         backward: time of B, the whole backward.
         input_grad: time of I; without it what ``weight_grad`` leaves of ``backward``, or half.
         weight_grad: time of W; without it what ``input_grad`` leaves of ``backward``, or half.
+        overlap: time of an F and a B run together as a pair; without it, and for an F with an I, the sum of the two.
         p2p: latency of one hop between ranks.
         message_size: size of one whole micro-batch's message, in any unit that ``bandwidth`` uses.
         bandwidth: size per unit of time; a message takes p2p + message_size / bandwidth.
@@ -103,6 +106,7 @@ class Costs:
     backward: float = 2.0
     input_grad: float | None = None
     weight_grad: float | None = None
+    overlap: float | None = None
     p2p: float = 0.0
     message_size: float = 0.0
     bandwidth: float = math.inf
@@ -146,8 +150,9 @@ class Costs:
         duration[Kind.REDUCE_GRAD] = self.reduce * stage_share
         message = self.p2p + schedule.microbatch_share * self.message_size / self.bandwidth
         _fill_messages(duration, np.full(num_stages - 1, message))
+        pairs = {} if self.overlap is None else dict.fromkeys(_pairs_with_b(schedule), self.overlap * part)
         held = None if self.held_for_weight_grad == 1 else np.full(num_stages, float(self.held_for_weight_grad))
-        return ResolvedCosts(MODEL_UNIT, duration, {}, _unit_activations(schedule), held_for_weight_grad=held)
+        return ResolvedCosts(MODEL_UNIT, duration, pairs, _unit_activations(schedule), held_for_weight_grad=held)
 
 
 class PairTime(NamedTuple):
@@ -273,6 +278,7 @@ class StageCosts:
             activations=_unit_activations(schedule),
             activation_bytes=None if self.activation_bytes is None else np.multiply(self.activation_bytes, share),
             resident_bytes=self._resident_bytes(),
+            weight_bytes=None if self.weight_bytes is None else np.asarray(self.weight_bytes, np.float64),
             held_for_weight_grad=None
             if self.held_for_weight_grad is None
             else np.asarray(self.held_for_weight_grad, np.float64),
@@ -300,6 +306,15 @@ def _split(
     else:
         inward = whole / 2 if weight is None else whole - weight
     return inward, whole - inward if weight is None else weight
+
+
+def _pairs_with_b(schedule: Schedule) -> list[tuple[int, int, Kind]]:
+    """Return the stages of each pair of an F and a B."""
+    table = schedule.table
+    backward = np.flatnonzero(table.paired & (table.kind == Kind.B))
+    return [
+        (f, b, Kind.B) for f, b in zip(table.stage[backward - 1].tolist(), table.stage[backward].tolist(), strict=True)
+    ]
 
 
 def _unit_activations(schedule: Schedule) -> NDArray[np.float64]:

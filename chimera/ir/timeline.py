@@ -76,7 +76,7 @@ class Timeline:
         end: [row].
         activations: [stage], what a micro-batch holds from F to B or W, in units of 1/p of the model; may be empty.
         activation_bytes: [stage], the same in bytes, where known.
-        resident_bytes: [rank], weights and gradients, where known.
+        resident_bytes: [rank], weights in all versions held at once, and gradients, where known.
         held_for_weight_grad: [stage], the share of its activations held from I to W; all of it without.
         recorded_memory: measured curves per rank, in place of derived ones.
         microbatch_to_route: the route of each micro-batch; empty where all follow route 0.

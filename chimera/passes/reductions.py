@@ -4,13 +4,14 @@ The modes are those of the Chimera paper (Li & Hoefler, SC'21, section 3.2): ``e
 its eager-sync-opt. How long a reduction takes is not asked; idle slots are those of equal forward and backward slots.
 """
 
+from collections.abc import Sequence
 from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chimera.errors import ScheduleError, UsageError, nearest_names
-from chimera.ir.action import COMPUTATIONS, SENDS, Kind
+from chimera.ir.action import COMMUNICATIONS, COMPUTATIONS, SENDS, Instruction, Kind, Overlap
 from chimera.ir.checks import check
 from chimera.ir.costs import Costs
 from chimera.ir.rows import code_mask
@@ -20,30 +21,63 @@ from chimera.passes.derived import compute_only
 from chimera.passes.insertion import Insertion, insert_rows
 from chimera.simulate.simulator import simulate
 
-__all__ = ["REDUCTION_MODES", "ReductionMode", "place_reductions", "places_reductions", "reducing"]
+__all__ = [
+    "REDUCTION_MODES",
+    "ReductionMode",
+    "before_reduction",
+    "place_reductions",
+    "places_reductions",
+    "reducing",
+]
 
 ReductionMode = Literal["end", "eager", "eager-opt"]
 REDUCTION_MODES: Final[tuple[ReductionMode, ...]] = get_args(ReductionMode)
 
 
 def places_reductions(schedule: Schedule) -> bool:
-    """Return whether the schedule says itself where gradients are reduced, or weights updated."""
-    return bool(code_mask(schedule.table, Kind.REDUCE_GRAD, Kind.STEP).any())
+    """Return whether the schedule says itself where gradients are reduced."""
+    return bool((schedule.table.kind == Kind.REDUCE_GRAD).any())
+
+
+def before_reduction(program: Sequence[Instruction]) -> frozenset[int]:
+    """Return the positions of backwards that a rank follows by the reduction of their stage, messages apart.
+
+    Parts of that reduction may start inside such a backward as their gradients become complete: no other reduction
+    stands between, so the order that was proved stays.
+
+    >>> from chimera.ir.action import parse_program
+    >>> sorted(before_reduction(list(parse_program("1B0 1SEND_B0 1REDUCE_GRAD 0B0 0B1 0REDUCE_GRAD"))))
+    [0, 4]
+    """
+    found = set()
+    latest: tuple[int, int] | None = None
+    for position, action in enumerate(program):
+        if type(action) is Overlap:
+            latest = None
+            continue
+        if action.kind in {Kind.B, Kind.W}:
+            latest = position, action.stage
+        elif action.kind is Kind.REDUCE_GRAD and latest is not None and latest[1] == action.stage:
+            found.add(latest[0])
+        if action.kind not in COMMUNICATIONS | {Kind.B, Kind.W}:
+            latest = None
+    return frozenset(found)
 
 
 def place_reductions(schedule: Schedule, mode: ReductionMode) -> Schedule:
-    """Return the schedule with one REDUCE_GRAD per stage and rank that holds it, proved.
+    """Return the schedule with one REDUCE_GRAD per update, stage and rank that holds it, proved.
 
-    All ranks start reductions in one order, so that no two of them wait for each other.
+    All ranks start reductions in one order, so that no two of them wait for each other. An asynchronous schedule has
+    placed its updates itself: there each STEP gets its reduction directly before it, whatever the mode.
 
     Args:
-        schedule: synchronous, without reductions.
+        schedule: without reductions.
         mode: ``end``: behind each rank's last computation. ``eager``: behind the rank's last gradient of the stage.
             ``eager-opt``: eager only if the rank is idle for part of the time between that gradient and its last
             computation, else at the end, for there is no bubble to hide it in.
 
     Raises:
-        ScheduleError: the schedule has reductions or steps of its own, or is wrong.
+        ScheduleError: the schedule has reductions of its own, or is wrong.
     """
     reduced = reducing(schedule, mode)
     check(reduced)
@@ -57,9 +91,11 @@ def reducing(schedule: Schedule, mode: ReductionMode) -> Schedule:
         raise UsageError(f"reductions: got mode {mode!r}{nearest_names(mode, REDUCTION_MODES)}; needed: one of {known}")
     if places_reductions(schedule):
         raise ScheduleError(
-            f"schedule {schedule.name!r} places its reductions or optimizer steps itself; take reductions out with "
+            f"schedule {schedule.name!r} places its reductions itself; take them out with "
             "passes.derived.without_reductions first, or lower it with reduce=None"
         )
+    if schedule.is_asynchronous:
+        return _before_steps(schedule)
     held = np.zeros((schedule.num_ranks, schedule.num_stages), np.bool_)
     for route in schedule.placement.routes:
         held[list(route), np.arange(schedule.num_stages)] = True
@@ -75,6 +111,20 @@ def reducing(schedule: Schedule, mode: ReductionMode) -> Schedule:
         # complete on all its ranks no later than this one can start.
         order = np.lexsort((-np.arange(schedule.num_stages), ready.max(axis=0)))
     return _inserted(schedule, held, gap, order)
+
+
+def _before_steps(schedule: Schedule) -> Schedule:
+    """Insert a reduction before every STEP."""
+    table = schedule.table
+    steps = np.flatnonzero(table.kind == Kind.STEP)
+    new = Insertion(
+        rank=table.rank[steps],
+        gap=table.position[steps],
+        kind=np.full(len(steps), Kind.REDUCE_GRAD, np.uint8),
+        stage=table.stage[steps],
+        microbatch=np.full(len(steps), NO_MICROBATCH),
+    )
+    return schedule.with_table(insert_rows(table, [new]))
 
 
 def _inserted(

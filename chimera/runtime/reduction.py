@@ -1,103 +1,106 @@
-"""Gradient reduction: one flat buffer per stage replica, one bucket per tied group, started by ``REDUCE_GRAD``.
+"""Gradient reduction of one rank: which buffers there are, and which of them an action or a backward starts.
 
-A stage's buffer is summed over all its replicas (routes × d). A parameter that several stages share is in no stage's
-buffer: it is a bucket of its own, summed over the replicas of all its holders, started by the last ``REDUCE_GRAD``
+A stage's gradients are summed over all its replicas (routes × d). A parameter that several stages share is in no buffer
+of a stage: it is a buffer of its own, summed over the replicas of all its holders, started by the last ``REDUCE_GRAD``
 among its holders on this rank. The seeds of the backward already hold 1 / count, so a plain sum is the gradient.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-import torch
+from torch import nn
 
-from chimera.ir.schedule import Placement
-from chimera.runtime.communicator import Communicator, Pending
+from chimera.runtime.buckets import Gradients, Replicas
 from chimera.runtime.groups import Groups
-from chimera.runtime.weights import Weights
-from chimera.tensor.gradient_buffer import GradientBuffer
+from chimera.runtime.holdings import Holding
+from chimera.tensor.communicator import Pending
+from chimera.tensor.gradient_buffer import of_one_type
 
-__all__ = ["Bucket", "Reduction"]
-
-
-@dataclass(slots=True)
-class Bucket:
-    """A buffer, the group it is summed over, and the stages whose last ``REDUCE_GRAD`` starts it.
-
-    ``counted`` is true on the one rank whose copy enters the gradient norm.
-    """
-
-    buffer: GradientBuffer
-    group: Communicator | None
-    stages: frozenset[int]
-    counted: bool
-    sums: list[tuple[Pending, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+__all__ = ["Reduction"]
 
 
 class Reduction:
-    """All buckets of one rank.
+    """All gradients of one rank.
 
     Args:
-        weights: this rank's parameters.
-        tied_stages: for each tied group of the model, the stages that hold it.
-        placement: where the stages live; the first replica of each is the one that counts.
-        groups: communicators of stages and tied groups.
+        held: this rank's parameters, by who holds them.
+        groups: this rank's place.
+        sharded: whether each holder gets its part of the sums only.
+        bucket_bytes: gradients that one collective sums.
+
+    Attributes:
+        gradients: one per holding and type of parameters, stages first.
     """
 
-    def __init__(
-        self, weights: Weights, tied_stages: Sequence[Sequence[int]], placement: Placement, groups: Groups
-    ) -> None:
-        self._groups = groups
+    def __init__(self, held: Sequence[Holding], groups: Groups, *, sharded: bool, bucket_bytes: int) -> None:
         self._reduced: set[int] = set()
-        self.buckets: list[Bucket] = []
-        for stage, group in groups.stages.items():
-            counted = groups.data_rank == 0 and placement.ranks_of(stage)[0] == groups.pipeline_rank
-            buffer = GradientBuffer(weights.untied(stage))
-            self.buckets.append(Bucket(buffer, group, frozenset({stage}), counted))
-        for number, group in groups.tied.items():
-            first = min(rank for stage in tied_stages[number] for rank in placement.ranks_of(stage))
-            counted = groups.data_rank == 0 and first == groups.pipeline_rank
-            here = frozenset(tied_stages[number]) & set(groups.stages)
-            self.buckets.append(Bucket(GradientBuffer([weights.tied[number]]), group, here, counted))
+        self.gradients: list[Gradients] = []
+        self._untied: dict[int, Gradients] = {}
+        self._of_stage: dict[int, list[Gradients]] = {stage: [] for stage in groups.stages}
+        for holding in held:
+            group = holding.group
+            of_holding = [
+                Gradients(
+                    alike,
+                    stages=holding.stages,
+                    replicas=None if group is None else Replicas(group, groups.rank, on_cpu=groups.staged_on_cpu),
+                    sharded=sharded,
+                    counted=holding.first or (sharded and group is not None),
+                    bucket_bytes=bucket_bytes,
+                )
+                for alike in of_one_type(holding.parameters)
+            ]
+            self.gradients += of_holding
+            if not holding.tied:
+                self._untied |= {id(parameter): alike for alike in of_holding for parameter in alike.parameters}
+                for stage in holding.stages:
+                    self._of_stage[stage] += of_holding
 
     def attach(self) -> None:
-        """Point every parameter's ``grad`` at its place in a buffer."""
-        for bucket in self.buckets:
-            bucket.buffer.attach()
+        """Point every parameter's ``grad`` at its place, but where only a part of the sum is there."""
+        for gradients in self.gradients:
+            if not gradients.sharded:
+                gradients.buffer.attach()
 
     def begin(self, *, accumulate: bool, factor: float = 1.0) -> None:
         """Make the buffers ready for a run: from zero, or from ``factor`` times what earlier runs left."""
         self._reduced.clear()
-        self.attach()
-        for bucket in self.buckets:
+        for gradients in self.gradients:
+            gradients.begin()
             if not accumulate:
-                bucket.buffer.zero()
+                gradients.buffer.flat.zero_()
             elif factor != 1.0:
-                bucket.buffer.scale(factor)
+                gradients.buffer.flat.mul_(factor)
+
+    def arrived(self, parameter: nn.Parameter) -> None:
+        """Note that a gradient is complete, in the backward directly before the ``REDUCE_GRAD`` of its stage.
+
+        What the stage shares with others waits for that action.
+        """
+        gradients = self._untied.get(id(parameter))
+        if gradients is not None:
+            gradients.arrived(parameter)
+
+    def start(self, stage: int) -> list[Pending]:
+        """Start what is complete with ``stage`` and not started yet; return what of that is under way."""
+        self._reduced.add(stage)
+        complete = [g for g in self.gradients if stage in g.stages and g.stages <= self._reduced]
+        for gradients in complete:
+            gradients.start()
+        return [pending for gradients in complete for pending in gradients.under_way]
+
+    def finish(self, stage: int | None = None) -> None:
+        """Wait until every started sum is there; with ``stage``, those of its own parameters."""
+        for gradients in self.gradients if stage is None else self._of_stage[stage]:
+            gradients.finish()
+
+    def zero(self, stage: int) -> None:
+        """Set the gradients of a stage's own parameters to zero, and begin new ones."""
+        for gradients in self._of_stage[stage]:
+            gradients.begin()
+            gradients.buffer.flat.zero_()
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients by ``factor``."""
-        for bucket in self.buckets:
-            bucket.buffer.scale(factor)
-
-    def start(self, stage: int) -> None:
-        """Start summing the buckets for which ``stage`` was the last to finish here."""
-        self._reduced.add(stage)
-        for bucket in self.buckets:
-            if stage in bucket.stages and bucket.stages <= self._reduced and bucket.group is not None:
-                for flat in bucket.buffer.flats:
-                    wire = flat.cpu() if self._groups.staged_on_cpu else flat
-                    bucket.sums.append((bucket.group.all_reduce(wire), wire, flat))
-
-    def finish(self) -> None:
-        """Wait until every started sum is there."""
-        for bucket in self.buckets:
-            for work, wire, flat in bucket.sums:
-                work.wait()
-                if wire is not flat:
-                    flat.copy_(wire)
-            bucket.sums.clear()
-
-    def gradient_norm(self) -> float:
-        """Return the 2-norm of the whole model's gradient, each parameter counted once; a collective."""
-        squared = sum(bucket.buffer.squared_norm() for bucket in self.buckets if bucket.counted)
-        return float(self._groups.sum_everywhere(torch.tensor([squared], dtype=torch.float64)).sqrt())
+        for gradients in self.gradients:
+            for part in gradients.own:
+                part.mul_(factor)

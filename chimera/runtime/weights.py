@@ -5,6 +5,7 @@ optimizer to update. Gradients are the reduction's business.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from chimera.ir.schedule import Placement
 from chimera.runtime.groups import Groups
 from chimera.runtime.materialize import broadcast, materialize
 from chimera.tensor.gradient_buffer import gradient_dtype
+from chimera.tensor.sharding import sharding_of
 
 __all__ = ["TiedGroup", "Weights", "tied_groups"]
 
@@ -56,6 +58,8 @@ class Weights:
     Attributes:
         layers: this rank's layers by global number.
         tied: this rank's tied parameters by the number of their group.
+        originals: the weights in the type gradients are summed in, by the identity of the narrower parameter; what is
+            sharded is taken out of it.
     """
 
     def __init__(
@@ -84,20 +88,28 @@ class Weights:
         self.tied: dict[int, nn.Parameter] = {number: getattr(module, name) for number, module, name in places}
         self._tied_names = {id(parameter): tied[number].name for number, parameter in self.tied.items()}
         self._make_replicas_equal(tied, placement, groups)
-        self._main: dict[int, nn.Parameter] = {}
+        self.originals: dict[int, nn.Parameter] = {}
         self._convert(dtype)
 
     def _make_replicas_equal(self, tied: Sequence[TiedGroup], placement: Placement, groups: Groups) -> None:
-        """Take everything from the first rank that holds the stage; a tied parameter, its first stage."""
+        """Take everything from the first rank that holds the stage; a tied parameter, its first stage.
+
+        Tensor-parallel ranks then take from the first of them what each of them has as a whole.
+        """
 
         def first_holder(stage: int) -> int:
-            return placement.ranks_of(stage)[0] * groups.data_size
+            return groups.first_replica(placement.ranks_of(stage)[0])
 
         for stage, communicator in groups.stages.items():
             buffers = [buffer for layer in self.layers_of(stage) for buffer in layer.buffers()]
             broadcast([*self.untied(stage), *buffers], communicator, groups, root=first_holder(stage))
         for number, communicator in groups.tied.items():
-            broadcast([self.tied[number]], communicator, groups, root=first_holder(tied[number].stages[0]))
+            root = first_holder(tied[number].stages[0])
+            if sharding_of(self.tied[number]).partial:
+                root = groups.grid.tensor_group(root)[0]
+            broadcast([self.tied[number]], communicator, groups, root=root)
+        copied = [parameter for _, parameter in self.named_parameters() if not sharding_of(parameter).is_cut]
+        broadcast(copied, groups.tensor.communicator, groups, root=groups.grid.tensor_group(groups.rank)[0])
 
     def _convert(self, dtype: torch.dtype | None) -> None:
         """Give weights their type; where gradients are summed in a wider one, keep the originals in that."""
@@ -108,7 +120,7 @@ class Weights:
             parameter.data = original.to(dtype or parameter.dtype)
             if gradient_dtype(parameter) != parameter.dtype:
                 main = original.to(gradient_dtype(parameter), copy=True)
-                self._main[id(parameter)] = nn.Parameter(main, requires_grad=parameter.requires_grad)
+                self.originals[id(parameter)] = nn.Parameter(main, requires_grad=parameter.requires_grad)
         for layer in self.layers.values():
             for buffer in layer.buffers():
                 if buffer.is_floating_point():
@@ -126,27 +138,42 @@ class Weights:
             }.values()
         )
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield this rank's parameters, each once, named as ``nn.Sequential(*layers)`` names them."""
+    def named_parameters(self, stage: int | None = None) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield this rank's parameters, or a stage's, each once, named as ``nn.Sequential(*layers)`` names them."""
         seen: set[int] = set()
         for number, layer in self.layers.items():
+            if stage is not None and self._stage_of[number] != stage:
+                continue
             for name, parameter in layer.named_parameters(prefix=str(number)):
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield self._tied_names.get(id(parameter), name), parameter
 
-    def optimizer_parameters(self) -> list[tuple[str, nn.Parameter]]:
+    def optimizer_parameters(self, stage: int | None = None) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters, or their full-precision originals, each with the gradient attached."""
         pairs = []
-        for name, parameter in self.named_parameters():
-            main = self._main.get(id(parameter), parameter)
+        for name, parameter in self.named_parameters(stage):
+            main = self.originals.get(id(parameter), parameter)
             main.grad = parameter.grad
             pairs.append((name, main))
         return pairs
 
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Have all modules in evaluation mode inside the block, whatever they were in."""
+        modes = [(module, module.training) for layer in self.layers.values() for module in layer.modules()]
+        for module, _ in modes:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
     @torch.no_grad()
-    def publish(self) -> None:
+    def publish(self, stage: int | None = None) -> None:
         """Copy updated full-precision weights into the ones that compute."""
-        if self._main:
-            for _, parameter in self.named_parameters():
-                parameter.copy_(self._main.get(id(parameter), parameter))
+        if self.originals:
+            for _, parameter in self.named_parameters(stage):
+                if id(parameter) in self.originals:
+                    parameter.copy_(self.originals[id(parameter)])

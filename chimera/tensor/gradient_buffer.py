@@ -1,7 +1,7 @@
-"""One flat gradient buffer for a set of parameters, into which autograd accumulates directly.
+"""One flat gradient buffer for parameters of one type, into which autograd accumulates directly.
 
 Every parameter's ``grad`` is a view of the buffer, in fp32 or the parameter's own type where that is wider, so
-micro-batches sum at full precision and one collective reduces them all. The buffer knows neither stages nor groups.
+micro-batches sum at full precision and one collective reduces many. The buffer knows neither stages nor groups.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-__all__ = ["GradientBuffer", "gradient_dtype"]
+from chimera.plan.buffers import BufferLayout, buffer_layout
+
+__all__ = ["GradientBuffer", "gradient_dtype", "of_one_type"]
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
@@ -17,27 +19,37 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
+def of_one_type(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the parameters that train by type, almost always one list; none where nothing trains."""
+    by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            by_type.setdefault(parameter.dtype, []).append(parameter)
+    return list(by_type.values())
+
+
 class GradientBuffer:
-    """Flat storage for the gradients of ``parameters``, one tensor per gradient type (almost always just one).
+    """Flat storage for the gradients of ``parameters``, which are of one type and train.
+
+    Args:
+        parameters: at least one.
+        layout: where each has its place; by default one behind the other in one bucket.
 
     Attributes:
-        flats: the one-dimensional buffers, to be reduced, scaled or measured as a whole.
-        views: for each parameter, its slice of a flat buffer, in the parameter's shape.
+        flat: the one-dimensional buffer; what no parameter takes of it is zero.
+        views: for each parameter, its slice of ``flat``, in the parameter's shape.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters = tuple(p for p in parameters if p.requires_grad)
-        dtypes = dict.fromkeys(gradient_dtype(p) for p in self.parameters)
-        self.flats: list[torch.Tensor] = []
-        views: dict[int, torch.Tensor] = {}
-        for dtype in dtypes:
-            members = [p for p in self.parameters if gradient_dtype(p) is dtype]
-            flat = torch.zeros(sum(p.numel() for p in members), dtype=dtype, device=members[0].device)
-            for parameter, piece in zip(members, torch.split(flat, [p.numel() for p in members]), strict=True):
-                views[id(parameter)] = piece.view(parameter.shape)
-            self.flats.append(flat)
-        self.views = tuple(views[id(p)] for p in self.parameters)
-        for parameter, view in zip(self.parameters, self.views, strict=True):
+    def __init__(self, parameters: Sequence[nn.Parameter], layout: BufferLayout | None = None) -> None:
+        self.parameters = tuple(parameters)
+        self.layout = layout or buffer_layout([p.numel() for p in parameters])
+        first = parameters[0]
+        self.flat = torch.zeros(self.layout.size, dtype=gradient_dtype(first), device=first.device)
+        self.views = tuple(
+            self.flat[offset : offset + parameter.numel()].view(parameter.shape)
+            for parameter, offset in zip(parameters, self.layout.offsets, strict=True)
+        )
+        for parameter, view in zip(parameters, self.views, strict=True):
             if parameter.dtype is not view.dtype:
                 parameter.grad_dtype = view.dtype
 
@@ -46,16 +58,7 @@ class GradientBuffer:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
-    def zero(self) -> None:
-        """Set all gradients to zero."""
-        for flat in self.flats:
-            flat.zero_()
-
-    def scale(self, factor: float) -> None:
-        """Multiply all gradients by ``factor``."""
-        for flat in self.flats:
-            flat.mul_(factor)
-
-    def squared_norm(self) -> float:
-        """Return the sum of the squared gradients, in fp64."""
-        return sum(float(torch.linalg.vector_norm(flat, dtype=torch.float64)) ** 2 for flat in self.flats)
+    def detach(self) -> None:
+        """Take every parameter's ``grad`` away: what stands in the buffer is not the parameter's whole gradient."""
+        for parameter in self.parameters:
+            parameter.grad = None

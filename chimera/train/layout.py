@@ -72,13 +72,46 @@ def layout_of(config: TrainConfig) -> Layout:
             f"try {config.train.microbatch_size - 1 or 2} or {config.train.microbatch_size + 1}"
         )
     runs = config.train.accumulation_runs * config.parallel.data
+    layer_to_stage = partition(bert_layer_costs(config.model, config.data), schedule.num_stages)
+    if schedule.is_asynchronous:
+        _require_own_updates(config, layer_to_stage)
     return Layout(
         schedule,
-        partition(bert_layer_costs(config.model, config.data), schedule.num_stages),
+        layer_to_stage,
         int(size),
         schedule.num_microbatches,
         schedule.num_microbatches * runs,
     )
+
+
+def _require_own_updates(config: TrainConfig, layer_to_stage: Sequence[int]) -> None:
+    """Refuse what an asynchronous schedule cannot have, whose stages update themselves within each run."""
+    name = f"schedule.name = {config.schedule.name!r} is asynchronous: each stage is updated by itself within a run"
+    if config.optimizer.clip_norm is not None:
+        raise ConfigError(
+            f"{name}, so there is no global gradient norm that optimizer.clip_norm = {config.optimizer.clip_norm:g} "
+            "could bound; set optimizer.clip_norm to none"
+        )
+    if config.train.accumulation_runs != 1:
+        raise ConfigError(
+            f"{name}, so gradients of train.accumulation_runs = {config.train.accumulation_runs} do not accumulate; "
+            "set it to 1, and schedule.microbatches and schedule.updates for the micro-batches of an update"
+        )
+    if config.parallel.shard_optimizer:
+        raise ConfigError(
+            f"{name}, while micro-batches still compute with its older weights, which a shard does not keep; set "
+            "parallel.shard_optimizer to false"
+        )
+    if config.train.dtype == "fp16":
+        raise ConfigError(
+            f'{name}, so an overflow of train.dtype = "fp16" on one could not keep all from theirs; set train.dtype '
+            "to bf16 or fp32"
+        )
+    if config.model.tied_decoder and layer_to_stage[0] != layer_to_stage[-1]:
+        raise ConfigError(
+            f"{name}, but the word embedding is the decoder's weight too, in stages {layer_to_stage[0]} and "
+            f"{layer_to_stage[-1]}; set model.tied_decoder to false"
+        )
 
 
 def bert_layer_costs(model: BertConfig, data: DataConfig) -> tuple[float, ...]:

@@ -14,8 +14,12 @@ from torch.nn import functional
 
 from chimera.ir.text_form import from_text
 from chimera.models.bert import BertConfig, BertPretrainingLoss, bert_layers
+from chimera.models.gpt import GptConfig, GptLoss, gpt_layers
 from chimera.runtime.pipeline import Pipeline
 from chimera.schedules import build_schedule
+from chimera.tensor.parallel import ALONE, TensorParallel
+from chimera.tensor.sharding import sharding_of
+from chimera.tensor.vocabulary import Vocabulary
 
 SEED = 11
 NUM_LAYERS = 9
@@ -23,6 +27,8 @@ IGNORED = -100
 # The gradient of attention's key bias is 0 but for rounding, of about 1e-17. A default epsilon of 1e-8 would turn that
 # into steps of 1e-9 learning rates, which differ between any two orders of summation.
 ADAMW = {"lr": 1e-2, "eps": 1e-6}
+# Small, so that every stage has several buckets, and some parameter is larger than one.
+BUCKET_BYTES = 400
 
 # Hand-written schedules, each with its own number of ranks and micro-batches.
 TEXTS = {
@@ -72,6 +78,12 @@ TEXTS = {
         0F0 0F1 (0F2;0B0)OVERLAP_F_B (0F3;0B1)OVERLAP_F_B 0B2 0B3
         1F0 (1F1;1B0)OVERLAP_F_B (1F2;1B1)OVERLAP_F_B (1F3;1B2)OVERLAP_F_B 1B3
     """,
+    # Pairs of two stages of a V, with B and with I, beside single ones.
+    "text-pairs-split": """
+        routes: 0 1 1 0
+        0F0 0F1 3F0 (0F2;3I0)OVERLAP_F_B 3W0 3F1 3B1 3F2 (0F3;3B2)OVERLAP_F_B 0I0 0W0 0B1 0B2 3F3 3I3 3W3 0B3
+        1F0 2F0 1F1 2F1 2B0 (1F2;2B1)OVERLAP_F_B 1B0 (2F2;1I1)OVERLAP_F_B 1W1 2B2 1B2 1F3 2F3 2I3 1B3 2W3
+    """,
 }
 
 
@@ -84,7 +96,7 @@ def make_schedule(name, ranks, microbatches):
     """Build a schedule from a name such as ``1f1b``, ``chimera-2-halve`` (pairs, unit) or ``text-v``."""
     if name in TEXTS:
         return from_text(TEXTS[name], name)
-    if name.startswith("chimera-"):
+    if name.startswith("chimera-") and name != "chimera-zb":
         _, pairs, unit = name.split("-")
         return build_schedule("chimera", ranks=ranks, microbatches=microbatches, pairs=int(pairs), unit=unit)
     chunks = {"chunks": 2} if name == "interleaved" else {}
@@ -117,6 +129,38 @@ class Mix(nn.Module):
     def forward(self, hidden, index, gate):
         mixed = functional.dropout(torch.tanh(self.linear(hidden)), 0.2, self.training) + self.table(index) * gate
         return mixed, (index + 1) % 4, torch.sigmoid(hidden[..., 1:2] + gate)
+
+
+class PairedMix(Mix):
+    """A ``Mix`` whose class runs a forward and a backward together: half the one within the middle of the other.
+
+    ``together`` counts how often it has, in this process.
+    """
+
+    together = 0
+
+    def forward(self, hidden, index, gate):
+        return self.second(self.linear(hidden), hidden, index, gate)
+
+    def second(self, inner, hidden, index, gate):
+        mixed = functional.dropout(torch.tanh(inner), 0.2, self.training) + self.table(index) * gate
+        mixed.inner = inner
+        return mixed, (index + 1) % 4, torch.sigmoid(hidden[..., 1:2] + gate)
+
+    @classmethod
+    def overlapped_forward_backward(cls, forward, backward):
+        cls.together += 1
+        graph, given = torch.is_grad_enabled(), []
+        inner = forward.layer.linear(forward.inputs[0])
+
+        def in_the_middle(gradient):
+            with torch.set_grad_enabled(graph):
+                given.append(forward.layer.second(inner, *forward.inputs))
+
+        hook = backward.outputs[0].inner.register_hook(in_the_middle)
+        backward.run()
+        hook.remove()
+        return given.pop()
 
 
 class Rotate(nn.Module):
@@ -163,8 +207,39 @@ def bert_config():
     )
 
 
+# Models that tensor-parallel ranks share, drawn by the runtime. Over two ranks their 300 words are 256 and 44, over
+# four 128, 128, 44 and none.
+CUT_MODELS = ("bert-cut", "gpt-cut")
+CUT_WORDS = 300
+
+
+def cut_config(model):
+    """Return the sizes of a model that two and four ranks can share."""
+    kind = BertConfig if model == "bert-cut" else GptConfig
+    return kind(
+        vocab_size=CUT_WORDS,
+        hidden_size=8,
+        num_layers=NUM_LAYERS - 2,
+        num_heads=4,
+        intermediate_size=12,
+        max_positions=10,
+        dropout=0.1,
+        attention_dropout=0.2,
+        initializer_range=0.3,
+    )
+
+
+def cut_layers(model, dtype=torch.float64, parallel=ALONE, device="meta"):
+    """Build this rank's share of every layer of a model that ranks share."""
+    build = bert_layers if model == "bert-cut" else gpt_layers
+    with torch.device(device):
+        return [layer.to(dtype) for layer in build(cut_config(model), parallel)]
+
+
 def make_layers(model, dtype=torch.float64):
     """Build the layers of a model with the same weights wherever it is called."""
+    if model in CUT_MODELS:
+        return cut_layers(model, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         if model == "mlp":
@@ -174,14 +249,18 @@ def make_layers(model, dtype=torch.float64):
             layers = [nn.Sequential(*step) for step in steps[:-1]] + [steps[-1][0]]
         elif model == "tuple":
             layers = [Split(), Mix(), Mix(), Rotate(), *(Mix() for _ in range(4)), Join()]
+        elif model == "paired":
+            layers = [Split(), PairedMix(), PairedMix(), Rotate(), *(PairedMix() for _ in range(4)), Join()]
         else:
             layers = bert_layers(bert_config())
     assert len(layers) == NUM_LAYERS
     return [layer.to(dtype) for layer in layers]
 
 
-def make_loss(model):
-    return {"mlp": functional.mse_loss, "tuple": tuple_loss, "bert": BertPretrainingLoss()}[model]
+def make_loss(model, parallel=ALONE):
+    if model in CUT_MODELS:
+        return (BertPretrainingLoss if model == "bert-cut" else GptLoss)(Vocabulary(CUT_WORDS, parallel))
+    return {"mlp": functional.mse_loss, "tuple": tuple_loss, "paired": tuple_loss, "bert": BertPretrainingLoss()}[model]
 
 
 # Micro-batches: every one has other values, lengths and numbers of labels.
@@ -200,24 +279,33 @@ def microbatch(model, step, index, dtype=torch.float64):
     samples, length = 1 + (step + index) % 2, 4 + 3 * (index % 2)
     if model == "mlp":
         return normal(samples, 5), normal(samples, 3)
-    if model == "tuple":
+    if model in {"tuple", "paired"}:
         labels = integers(4, samples, length)
         # Every third micro-batch has no label at all.
         labels[torch.rand(labels.shape, generator=generator) < (0.5, 1.1, 0.2)[index % 3]] = IGNORED
         weight = torch.rand(samples, length, generator=generator, dtype=dtype)
         return normal(samples, length, 5), {"labels": labels, "weight": weight, "value": normal(samples, length)}
-    return bert_microbatch(integers, generator, samples, length, empty=index % 3 == 1)
+    if model == "gpt-cut":
+        # Lengths that two and four ranks can divide.
+        ids = integers(CUT_WORDS, samples, 4 + 4 * (index % 2) + 1)
+        unlabelled = torch.rand(ids[:, 1:].shape, generator=generator) < (0.2, 1.1, 0.5)[index % 3]
+        return {"input_ids": ids[:, :-1]}, {"labels": ids[:, 1:].masked_fill(unlabelled, IGNORED)}
+    if model == "bert-cut":
+        length, words = 4 + 4 * (index % 2), CUT_WORDS
+    else:
+        words = 19
+    return bert_microbatch(integers, generator, samples, length, words, empty=index % 3 == 1)
 
 
-def bert_microbatch(integers, generator, samples, length, *, empty):
-    ids = integers(19, samples, length)
+def bert_microbatch(integers, generator, samples, length, words, *, empty):
+    ids = integers(words, samples, length)
     mask = torch.ones_like(ids)
     mask[0, length - 2 :] = 0
     mlm_labels = ids.where(torch.rand(ids.shape, generator=generator) < 0.4, torch.tensor(IGNORED))
     if empty:
         mlm_labels[:] = IGNORED
     inputs = {
-        "input_ids": integers(19, samples, length),
+        "input_ids": integers(words, samples, length),
         "token_type_ids": integers(2, samples, length),
         "attention_mask": mask,
         "mlm_labels": mlm_labels,
@@ -245,31 +333,59 @@ def hashable(array):
     return array.shape, array.dtype.str, array.tobytes()
 
 
+def reduced_gradients(pipe, *, shard):
+    """Copy the whole gradients of this rank's parameters; sharded, each is brought together on one rank."""
+    if shard:
+        return snapshot(pipe.collected(lambda portion: portion.grad))
+    return snapshot(wholes(pipe, {name: parameter.grad for name, parameter in pipe.named_parameters()}))
+
+
+def wholes(pipe, tensors):
+    """Return named tensors whole, joined from the parts of the ranks that share their layers; a collective of those."""
+    tensor, found = pipe.groups.tensor, {}
+    for name, parameter in pipe.named_parameters():
+        sharding = sharding_of(parameter)
+        found[name] = tensors[name]
+        if sharding.is_cut:
+            parts = tensor.start_gather(tensors[name].detach().unsqueeze(0), 0).wait()
+            found[name] = sharding.join(parts.unbind())
+    return found
+
+
 def train(group, case, steps):
     """Train ``steps`` steps on this rank; return per step loss, norm, gradients and weights after the update."""
     dtype = getattr(torch, case.get("dtype", "float64"))
     schedule = make_schedule(case["schedule"], case["p"], case["m"])
-    m, d = schedule.num_microbatches, case["d"]
-    data_rank = group.rank() % d
+    m, d, t = schedule.num_microbatches, case["d"], case.get("t", 1)
+    data_rank = group.rank() // t % d
+    parallel = TensorParallel.join(group, t, sequence=case.get("sequence", False), timeout_s=60.0)
+    model = case["model"]
     pipe = Pipeline(
-        make_layers(case["model"], dtype),
+        cut_layers(model, dtype, parallel) if model in CUT_MODELS else make_layers(model, dtype),
         schedule,
-        make_loss(case["model"]),
+        make_loss(model, parallel),
         group,
-        recompute=case["recompute"],
+        tensor=parallel,
+        recompute=case["recompute"].partition("-")[0],
+        recompute_layers=int(case["recompute"].partition("-")[2] or 1),
         reduce=case["reduce"],
+        shard_optimizer=case.get("shard", False),
+        bucket_bytes=BUCKET_BYTES,
         seed=SEED,
+        backend=case.get("backend"),
         timeout_s=60.0,
     )
-    optimizer = torch.optim.AdamW([p for _, p in pipe.optimizer_parameters()], **ADAMW)
+    # A group, since a bare list may not be empty; with few and small parameters a rank may be in charge of none.
+    optimizer = torch.optim.AdamW([{"params": [p for _, p in pipe.optimizer_parameters()]}], **ADAMW)
     history = []
     for step in range(steps):
         inputs, targets = microbatches(case["model"], step, range(data_rank * m, (data_rank + 1) * m), dtype)
         loss = pipe.step(inputs, targets)
         norm = pipe.gradient_norm()
-        gradients = snapshot({name: p.grad for name, p in pipe.named_parameters()})
+        gradients = reduced_gradients(pipe, shard=case.get("shard", False))
         optimizer.step()
-        weights = snapshot(dict(pipe.named_parameters()))
+        pipe.publish_weights()
+        weights = snapshot(wholes(pipe, dict(pipe.named_parameters())))
         history.append({"loss": loss.item(), "norm": norm, "gradients": gradients, "weights": weights})
     pipe.close()
     return history

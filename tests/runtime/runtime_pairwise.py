@@ -19,9 +19,10 @@ AXES = {
     "p": [1, 2, 3, 4],
     "d": [1, 2],
     "m": ["1", "3", "p", "2p+1", "own"],
-    "recompute": [False, True],
+    "recompute": ["none", "full"],
     "model": ["mlp", "tuple", "bert"],
     "reduce": ["end", "eager", "eager-opt"],
+    "shard": [False, True],
 }
 RANKS_OF_TEXT = dict.fromkeys(TEXTS, 2) | {"text-forked": 3}
 
@@ -29,6 +30,8 @@ RANKS_OF_TEXT = dict.fromkeys(TEXTS, 2) | {"text-forked": 3}
 def is_legal(case):
     """Whether a schedule exists for these sizes, and no other case is the same under another name."""
     schedule, p = case["schedule"], case["p"]
+    if case["shard"] and not has_replicas(case):
+        return False
     if schedule in TEXTS:
         # A text brings its sizes; one that is lowered brings its reductions too.
         placed = schedule != "text-lowered" or case["reduce"] == "end"
@@ -42,6 +45,12 @@ def is_legal(case):
     except UsageError:
         return False
     return True
+
+
+def has_replicas(case):
+    """Whether any stage is on more than one rank, so that there is something to shard."""
+    several_routes = case["schedule"].startswith(("chimera", "bitpipe")) and case["p"] > 1
+    return case["d"] > 1 or several_routes or case["schedule"] in {"text-crossed", "text-late", "text-forked"}
 
 
 def every_case():
@@ -64,12 +73,48 @@ def pairs_of(case):
     return list(combinations(case.items(), 2))
 
 
+# Models that tensor-parallel ranks share: every kind of schedule, every way to recompute.
+CUT_AXES = {
+    "model": ["bert-cut", "gpt-cut"],
+    "schedule": ["gpipe", "1f1b", "interleaved", "chimera-1-concatenate", "chimera-2-concatenate", "zb-h1", "zb-v"],
+    "p": [1, 2, 4],
+    "d": [1, 2, 4],
+    "t": [1, 2, 4],
+    "sequence": [False, True],
+    "m": ["p", "3"],
+    "recompute": ["none", "selective", "full", "full-2"],
+    "shard": [False, True],
+}
+MOST_RANKS = 8
+
+
+def every_cut_case():
+    """Return all legal combinations on at most eight ranks; where reductions start takes turns."""
+    cases = []
+    for values in product(*CUT_AXES.values()):
+        case = dict(zip(CUT_AXES, values, strict=True))
+        fits = case["p"] * case["d"] * case["t"] <= MOST_RANKS and (case["t"] > 1 or not case["sequence"])
+        if fits and is_legal(case):
+            cases.append(case | {"reduce": AXES["reduce"][len(cases) % 3]})
+    return cases
+
+
+def pairwise_cut_cases():
+    """Return few cases that cover every pair of choices of the models that ranks share."""
+    cases = [{axis: case[axis] for axis in CUT_AXES} for case in every_cut_case()]
+    return [case | {"reduce": AXES["reduce"][number % 3]} for number, case in enumerate(covering(cases))]
+
+
 def pairwise_cases():
-    """Return few legal cases that cover every pair of choices that any legal case has.
+    """Return few legal cases that cover every pair of choices that any legal case has."""
+    return covering(every_case())
+
+
+def covering(cases):
+    """Return few of ``cases`` that cover every pair of choices that any of them has.
 
     Greedy: always the first of those that cover most pairs not covered yet.
     """
-    cases = every_case()
     numbers = {pair: i for i, pair in enumerate(dict.fromkeys(pair for case in cases for pair in pairs_of(case)))}
     covers = np.zeros((len(cases), len(numbers)), np.int32)
     for row, case in enumerate(cases):
@@ -91,5 +136,9 @@ def sized(case):
 
 def name_of(case):
     """Return a case as one word."""
-    recompute = "recompute" if case["recompute"] else "keep"
-    return f"{case['schedule']}-p{case['p']}-d{case['d']}-m{case['m']}-{recompute}-{case['model']}-{case['reduce']}"
+    recompute = case["recompute"]
+    shard = "-shard" if case["shard"] else ""
+    sizes = f"{case['schedule']}-p{case['p']}-d{case['d']}-m{case['m']}"
+    if "t" in case:
+        sizes += f"-t{case['t']}{'-sequence' if case['sequence'] else ''}"
+    return f"{sizes}-{recompute}-{case['model']}-{case['reduce']}{shard}"

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from chimera.runtime import groups as groups_module
-from chimera.runtime.communicator import Communicator
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.communicator import Communicator
 
 
 class Remembered(Communicator):
@@ -27,7 +27,9 @@ def members(group, schedule, p):
     Remembered.made = ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups_module, "Communicator", Remembered)
-        pipe = Pipeline(make_layers("bert"), make_schedule(schedule, p, 4), make_loss("bert"), group, timeout_s=20.0)
+        pipe = Pipeline(
+            make_layers("bert"), make_schedule(schedule, p, 4), make_loss("bert"), group, backend="gloo", timeout_s=20.0
+        )
     made = [reference() for reference in Remembered.made]
     pipe.close()
     return [None if communicator is None else list(communicator.ranks) for communicator in made]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from chimera.tensor.gradient_buffer import GradientBuffer, gradient_dtype
+from chimera.tensor.gradient_buffer import GradientBuffer, gradient_dtype, of_one_type
 
 
 def parameters(*dtypes):
@@ -26,18 +26,18 @@ def test_gradients_are_summed_in_fp32_or_wider(own, summed):
     assert gradient_dtype(parameter) is summed
     buffer = GradientBuffer([parameter])
     buffer.attach()
-    assert parameter.grad.dtype is buffer.flats[0].dtype is summed
+    assert parameter.grad.dtype is buffer.flat.dtype is summed
 
 
 def test_backward_accumulates_into_the_flat_buffer():
-    """All gradients are slices of one tensor, in the order of the parameters, and add up over backwards."""
+    """All gradients are slices of one tensor, the last parameter's first, and add up over backwards."""
     first, second = parameters(torch.float32, torch.float32)
     buffer = GradientBuffer([first, second])
     buffer.attach()
     for _ in range(3):
         (first.sum() + 2 * second.sum()).backward()
-    (flat,) = buffer.flats
-    assert flat.tolist() == [3.0] * 6 + [6.0] * 6
+    flat = buffer.flat
+    assert flat.tolist() == [6.0] * 6 + [0.0] * 10 + [3.0] * 6 + [0.0] * 10
     assert first.grad.untyped_storage().data_ptr() == second.grad.untyped_storage().data_ptr() == flat.data_ptr()
     assert first.grad.shape == first.shape
 
@@ -52,30 +52,13 @@ def test_small_gradients_are_not_lost_beside_large_ones_in_bf16():
     assert parameter.grad.unique().tolist() == [320.0]
 
 
-def test_frozen_parameters_have_no_place():
-    """A parameter that does not train gets no gradient; without any that does, the buffer is empty."""
-    first, frozen = parameters(torch.float32, torch.float32)
-    frozen.requires_grad_(requires_grad=False)
-    buffer = GradientBuffer([first, frozen])
-    buffer.attach()
-    assert buffer.parameters == (first,)
-    assert buffer.flats[0].numel() == 6
-    assert frozen.grad is None
-    empty = GradientBuffer([frozen])
-    empty.zero()
-    assert empty.flats == []
-    assert empty.squared_norm() == 0.0
-
-
-def test_types_have_a_buffer_each():
-    """Parameters of several gradient types are told apart, and each keeps its place."""
-    mixed = parameters(torch.float64, torch.bfloat16, torch.float32)
-    buffer = GradientBuffer(mixed)
-    buffer.attach()
-    assert [(flat.dtype, flat.numel()) for flat in buffer.flats] == [(torch.float64, 6), (torch.float32, 12)]
-    sum((index + 1) * p.double().sum() for index, p in enumerate(mixed)).backward()
-    assert buffer.flats[0].tolist() == [1.0] * 6
-    assert buffer.flats[1].tolist() == [2.0] * 6 + [3.0] * 6
+def test_parameters_that_train_are_told_apart_by_type():
+    """Each type has a list, in the order of the model; what is frozen has no place."""
+    mixed = parameters(torch.float64, torch.bfloat16, torch.float32, torch.bfloat16)
+    assert of_one_type(mixed) == [[mixed[0]], [mixed[1], mixed[3]], [mixed[2]]]
+    mixed[1].requires_grad_(requires_grad=False)
+    assert of_one_type(mixed) == [[mixed[0]], [mixed[2]], [mixed[3]]]
+    assert of_one_type(mixed[1:2]) == []
 
 
 def test_attach_survives_zero_grad():
@@ -90,15 +73,12 @@ def test_attach_survives_zero_grad():
     assert parameter.grad.unique().tolist() == [1.0]
 
 
-def test_whole_buffers_are_zeroed_scaled_and_measured():
-    """The norm is over every gradient, in fp64."""
-    mixed = parameters(torch.float32, torch.float64)
-    buffer = GradientBuffer(mixed)
+def test_detach_leaves_no_gradient_that_is_not_whole():
+    """After it no parameter has a gradient, and the buffer keeps what it had."""
+    (parameter,) = parameters(torch.float32)
+    buffer = GradientBuffer([parameter])
     buffer.attach()
-    (3 * mixed[0].sum() + 4 * mixed[1].sum()).backward()
-    assert buffer.squared_norm() == pytest.approx(6 * 9 + 6 * 16, rel=1e-15)
-    buffer.scale(0.5)
-    assert mixed[0].grad.unique().tolist() == [1.5]
-    assert mixed[1].grad.unique().tolist() == [2.0]
-    buffer.zero()
-    assert buffer.squared_norm() == 0.0
+    parameter.sum().backward()
+    buffer.detach()
+    assert parameter.grad is None
+    assert buffer.views[0].unique().tolist() == [1.0]
