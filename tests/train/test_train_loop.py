@@ -216,7 +216,7 @@ def test_fp16_finds_its_loss_scale(folder, whole):
 )
 def test_a_sharded_run_goes_on_under_another_layout(folder, whole, change):
     """What Chimera saved with sharded states is taken up by more replicas, another schedule, or one rank alone."""
-    out = folder / f"moved-{next(iter(change.values()))}"
+    out = folder / "-".join(["moved", *change])
     shutil.copytree(sharded(folder), out)
     options = {"train__out": out, "parallel__shard_optimizer": "true"} | change
     run_local(small_config(folder, train__steps=4, **options), resume=True)
