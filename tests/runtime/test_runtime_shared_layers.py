@@ -145,6 +145,15 @@ def test_heads_that_t_does_not_divide_are_refused(config, layers, options, messa
         layers(config(**sizes), TensorParallel(0, 4))
 
 
+def test_layers_built_for_other_ranks_are_refused():
+    """Shares of two ranks that no group is given for, and whole layers where one is."""
+    schedule, loss = make_schedule("gpipe", 1, 1), make_loss("gpt-cut")
+    with pytest.raises(UsageError, match=r"built for t = 2 tensor-parallel ranks, but tensor= has 1"):
+        Pipeline(cut_layers("gpt-cut", parallel=TensorParallel(0, 2)), schedule, loss)
+    with pytest.raises(UsageError, match=r"built for t = 1 tensor-parallel ranks, but tensor= has 2"):
+        Pipeline(cut_layers("gpt-cut"), schedule, loss, tensor=TensorParallel(0, 2))
+
+
 def odd_sequence(group):
     pipe = build(group, "gpt-cut", schedule="gpipe", p=1, m=1, t=2, sequence=True)
     ids = torch.zeros(1, 5, dtype=torch.int64)
