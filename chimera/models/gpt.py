@@ -126,7 +126,14 @@ class GptLoss:
 
     Args:
         vocabulary: How tensor-parallel ranks share the words; None where nobody does.
+
+    Attributes:
+        fields: of the micro-batch that it takes.
+        terms: names of the terms.
     """
+
+    fields: ClassVar[tuple[str, ...]] = ("labels",)
+    terms: ClassVar[tuple[str, ...]] = ("lm",)
 
     def __init__(self, vocabulary: Vocabulary | None = None) -> None:
         self.vocabulary = vocabulary

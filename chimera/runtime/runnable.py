@@ -24,9 +24,11 @@ __all__ = ["channels_of", "check_cut", "check_shares", "check_updates", "prepare
 def runnable(schedule: Schedule, reduce: ReductionMode, *, together: Callable[[Overlap], bool]) -> Schedule:
     """Return the schedule as it runs: proved, with messages and reductions.
 
-    Pairs stay those that are run ``together``, by a form of their own; others become a forward, then a backward.
+    Pairs stay those that are run ``together``, by a form of their own; others become a forward, then a backward. So do
+    all of an asynchronous schedule: the two may need different versions of the weights, and a layer holds only one.
     """
-    return lower(pairs_apart(schedule, keep=together), reduce=reduce)
+    keep = together if not schedule.is_asynchronous else lambda _: False
+    return lower(pairs_apart(schedule, keep=keep), reduce=reduce)
 
 
 def check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -> None:

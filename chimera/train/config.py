@@ -212,6 +212,11 @@ class TrainConfig:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
     def __post_init__(self) -> None:
+        if self.data.samples != "bert":
+            raise ConfigError(
+                f"[data] samples = {self.data.samples!r} does not fit a BERT, which [model] describes; leave it "
+                'out, or set it to "bert"'
+            )
         length, positions = self.data.sequence_length, self.model.max_positions
         if length > positions:
             raise ConfigError(

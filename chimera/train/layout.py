@@ -102,8 +102,8 @@ def _require_own_updates(config: TrainConfig, layer_to_stage: Sequence[int]) -> 
         )
     if config.train.dtype == "fp16":
         raise ConfigError(
-            f'{name}, so one that overflows in train.dtype = "fp16" could not have the others wait; set train.dtype to '
-            "bf16 or fp32"
+            f'{name}, so an overflow of train.dtype = "fp16" on one could not keep all from theirs; set train.dtype '
+            "to bf16 or fp32"
         )
     if config.model.tied_decoder and layer_to_stage[0] != layer_to_stage[-1]:
         raise ConfigError(

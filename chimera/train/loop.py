@@ -7,12 +7,13 @@ happens; how that is shown, and who started the ranks, is others' business.
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from chimera.data import MicrobatchSource, PretrainingData, build_data
+from chimera.data import DataConfig, Loader, Microbatch, MicrobatchSource, PretrainingData, build_data
 from chimera.errors import ConfigError, NonFiniteError
 from chimera.ir.timeline import Timeline
 from chimera.models import bert_layers
@@ -25,6 +26,7 @@ from chimera.train.config import TrainConfig
 from chimera.train.config_file import to_toml
 from chimera.train.evaluation import CountingLoss, evaluate, heldout_share
 from chimera.train.events import Event, Report, Saved, Started, TrainingResult
+from chimera.train.fields import needed_fields
 from chimera.train.folder import CHECKPOINTS, CONFIG, TIMELINE, check_folder
 from chimera.train.layout import Layout, layout_of
 from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations
@@ -118,9 +120,12 @@ class _Run:
             timeout_s=config.runtime.timeout_s,
         )
         self._updating.build(self._pipe)
+        self._fields = needed_fields(layers, layout.layer_to_stage, self._pipe.groups.stages, self._loss)
         self._source = MicrobatchSource(data.train, layout.microbatch_size, layout.microbatches_per_step)
+        self._loader: Loader | None = None
         self._heldout = heldout_share(
             data.heldout,
+            fields=self._fields,
             num_samples=config.train.evaluation_samples,
             microbatch_size=config.train.microbatch_size,
             replica=self._pipe.groups.data_rank,
@@ -136,6 +141,8 @@ class _Run:
 
     def close(self) -> None:
         self._pipe.close()
+        if self._loader is not None:
+            self._loader.close()
         if self._log is not None:
             self._log.close()
 
@@ -143,6 +150,7 @@ class _Run:
         options = self._config.train
         start = self._resumed() if resume else 0
         self._open_files(start)
+        self._loader = self._loader_from(start)
         self._tell("training")
         began = time.perf_counter()
         last: StepMetrics | None = None
@@ -200,12 +208,30 @@ class _Run:
             )
         )
 
+    def _loader_from(self, start: int) -> Loader:
+        """Open the micro-batches of the steps from ``start`` on, counted from 0."""
+        config, layout, groups = self._config, self._layout, self._pipe.groups
+        sizes = (layout.microbatch_size, layout.microbatches_per_step)
+        return Loader(
+            self._source,
+            replica=groups.data_rank,
+            replicas=groups.data_size,
+            fields=self._fields,
+            first_step=start,
+            last_step=config.train.steps,
+            workers=config.data.workers,
+            make_source=partial(_training_source, config.data, *sizes),
+            timeout_s=config.runtime.timeout_s,
+            name=", ".join(config.data.datasets) or config.data.corpus,
+        )
+
     # One step
 
     def _step(self, step: int) -> StepMetrics:
         """Make the ``step``-th step, counted from 1: one update, or those of an asynchronous schedule."""
         began = time.perf_counter()
-        loss = self._gradients(step - 1)
+        assert self._loader is not None, "a run opens its loader before its first step"
+        loss = self._gradients(self._loader.next())
         terms = self._pipe.terms
         outcome = self._updating.measure()
         self._require_finite(step, loss, outcome)
@@ -223,21 +249,23 @@ class _Run:
             tokens_per_s=self._layout.global_batch * self._config.data.sequence_length / step_s,
             step_s=step_s,
             bubble_fraction=self._timeline.bubble_fraction,
+            data_wait_s=self._loader.waited_s,
             loss_scale=outcome.loss_scale if self._config.train.dtype == "fp16" else None,
             gather_ms=None if gathers is None else gathers.under_way_s * 1e3,
             gather_hidden_ms=None if gathers is None else gathers.hidden_s * 1e3,
         )
 
-    def _gradients(self, index: int) -> float:
-        """Run all accumulation runs of the step with this index, and return its loss."""
+    def _gradients(self, microbatches: list[Microbatch]) -> float:
+        """Run all accumulation runs of a step, and return its loss."""
         runs, size = self._config.train.accumulation_runs, self._layout.microbatches_per_run
         first = self._pipe.groups.data_rank * runs * size
         numbers = range(first, first + runs * size)
-        microbatches = [self._source.microbatch(index, number) for number in numbers]
-        counts: dict[str, float] = {}
-        for microbatch in microbatches:
-            for name, count in self._loss.counts(microbatch).items():
-                counts[name] = counts.get(name, 0.0) + count
+        counts = dict.fromkeys(self._loss.terms, 0.0)
+        # Ranks without the last stage have no labels, and nobody asks them for counts.
+        if set(self._loss.fields) <= self._fields:
+            for microbatch in microbatches:
+                for name, count in self._loss.counts(microbatch).items():
+                    counts[name] += count
         scale = self._updating.begin()
         for run in range(runs):
             part = slice(run * size, (run + 1) * size)
@@ -303,6 +331,11 @@ class _Run:
         self._report(activity)
         if self._pipe.watch is not None:
             self._pipe.watch.activity = activity
+
+
+def _training_source(config: DataConfig, microbatch_size: int, microbatches_per_step: int) -> MicrobatchSource:
+    """Make the source in a worker, from what this rank has put into the cache."""
+    return MicrobatchSource(build_data(config).train, microbatch_size, microbatches_per_step)
 
 
 def _to_nobody(_: Event) -> None:

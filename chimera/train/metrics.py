@@ -30,6 +30,7 @@ class StepMetrics:
         tokens_per_s: positions of the global batch, padding included, by ``step_s``.
         step_s: seconds from the first micro-batch to the updated weights, on the first rank.
         bubble_fraction: measured idle share of the pipeline's ranks, from the first start to the last end.
+        data_wait_s: seconds of the step that the first rank waited for its micro-batches.
         loss_scale: what the loss was multiplied by; None but in fp16.
         gather_ms: milliseconds that updated weights were on their way to the other replicas, the mean over the ranks;
             0 in the first step, None without sharded optimizer states.
@@ -45,6 +46,7 @@ class StepMetrics:
     tokens_per_s: float
     step_s: float
     bubble_fraction: float
+    data_wait_s: float
     loss_scale: float | None = None
     gather_ms: float | None = None
     gather_hidden_ms: float | None = None

@@ -345,6 +345,13 @@ def wholes(pipe, tensors):
     return found
 
 
+def reduced_gradients(pipe, *, shard):
+    """Copy the gradients of this rank's parameters; sharded, none is whole anywhere, and each comes together on one."""
+    if shard:
+        return snapshot(pipe.collected(lambda portion: portion.grad))
+    return snapshot(wholes(pipe, {name: parameter.grad for name, parameter in pipe.named_parameters()}))
+
+
 def train(group, case, steps):
     """Train ``steps`` steps on this rank; return per step loss, norm, gradients and weights after the update."""
     dtype = getattr(torch, case.get("dtype", "float64"))
@@ -375,9 +382,7 @@ def train(group, case, steps):
         inputs, targets = microbatches(case["model"], step, range(data_rank * m, (data_rank + 1) * m), dtype)
         loss = pipe.step(inputs, targets)
         norm = pipe.gradient_norm()
-        # Sharded, no rank has a gradient as a whole; each is brought together on one.
-        collected = pipe.collected(lambda portion: portion.grad) if case.get("shard", False) else None
-        gradients = snapshot(collected or wholes(pipe, {name: p.grad for name, p in pipe.named_parameters()}))
+        gradients = reduced_gradients(pipe, shard=case.get("shard", False))
         optimizer.step()
         pipe.publish_weights()
         weights = snapshot(wholes(pipe, dict(pipe.named_parameters())))
