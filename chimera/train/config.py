@@ -49,6 +49,8 @@ class ScheduleOptions:
         unit: how a step of more micro-batches than ranks is made (chimera).
         waves: times a route goes down the ranks and up again (hanayo, bitpipe).
         updates: updates of all micro-batches (pipedream-2bw).
+        memory_limit: most activations per rank, in units of 1/p of the model for one micro-batch (zb-1p, zb-2p).
+        costs: path of the costs file that the order is made for (zb-1p, zb-2p); F = I = W without.
         reduce: where gradient reductions start.
         recompute: what is computed again in the backward instead of kept: none, selective (the cores of attention), or
             full (whole layers, of which only the inputs are kept).
@@ -62,6 +64,8 @@ class ScheduleOptions:
     unit: Unit | None = None
     waves: int | None = None
     updates: int | None = None
+    memory_limit: float | None = None
+    costs: str | None = None
     reduce: ReductionMode = "eager-opt"
     recompute: RecomputeMode = "none"
     recompute_layers: int = 1

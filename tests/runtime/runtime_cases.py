@@ -333,6 +333,13 @@ def hashable(array):
     return array.shape, array.dtype.str, array.tobytes()
 
 
+def reduced_gradients(pipe, *, shard):
+    """Copy the whole gradients of this rank's parameters; sharded, each is brought together on one rank."""
+    if shard:
+        return snapshot(pipe.collected(lambda portion: portion.grad))
+    return snapshot(wholes(pipe, {name: parameter.grad for name, parameter in pipe.named_parameters()}))
+
+
 def wholes(pipe, tensors):
     """Return named tensors whole, joined from the parts of the ranks that share their layers; a collective of those."""
     tensor, found = pipe.groups.tensor, {}
@@ -343,13 +350,6 @@ def wholes(pipe, tensors):
             parts = tensor.start_gather(tensors[name].detach().unsqueeze(0), 0).wait()
             found[name] = sharding.join(parts.unbind())
     return found
-
-
-def reduced_gradients(pipe, *, shard):
-    """Copy the gradients of this rank's parameters; sharded, none is whole anywhere, and each comes together on one."""
-    if shard:
-        return snapshot(pipe.collected(lambda portion: portion.grad))
-    return snapshot(wholes(pipe, {name: parameter.grad for name, parameter in pipe.named_parameters()}))
 
 
 def train(group, case, steps):
