@@ -187,18 +187,10 @@ def write_a100(
         write_base(base, found)
     mean = figure(typical_factor(best))
     for base in UNSEEN:
-        write_base(
-            base,
-            {
-                "matrix_factor": Constant(
-                    value=mean,
-                    unit=SOFTWARE_CONSTANTS["matrix_factor"][1],
-                    low=mean,
-                    high=mean,
-                    fitted_on="nothing: the mean of the Megatron code bases",
-                )
-            },
-        )
+        write_base(base, {"matrix_factor": Constant(
+            value=mean, unit=SOFTWARE_CONSTANTS["matrix_factor"][1], low=mean, high=mean,
+            fitted_on="nothing: the mean of the Megatron code bases",
+        )})
 
 
 def write_base(base: str, constants: Mapping[str, Constant]) -> None:
@@ -217,7 +209,7 @@ def typical_factor(found: Fitted) -> float:
 def with_unseen(found: Fitted, base: str) -> dict[str, dict[str, float]]:
     """Return the code bases' constants with those of one that was left out: the typical factor, else none."""
     software = {name: rounded(constants) for name, constants in found.software.items()}
-    return {**software, base: dict.fromkeys(VARIED[base], 1.0) | {"matrix_factor": figure(typical_factor(found))}}
+    return {**software, base: {name: 1.0 for name in VARIED[base]} | {"matrix_factor": figure(typical_factor(found))}}
 
 
 def write_block_devices(path: Path) -> None:
@@ -231,9 +223,7 @@ def write_block_devices(path: Path) -> None:
         found = fit_blocks(rows, rates_of(Cluster.of(device, 1), "fp32", 4.0))
         draws = np.random.default_rng(0)
         again = [
-            fit_blocks(
-                [rows[i] for i in draws.choice(len(rows), len(rows))], rates_of(Cluster.of(device, 1), "fp32", 4.0)
-            )
+            fit_blocks([rows[i] for i in draws.choice(len(rows), len(rows))], rates_of(Cluster.of(device, 1), "fp32", 4.0))
             for _ in range(RESAMPLES)
         ]
         constants = dict(device.constants)

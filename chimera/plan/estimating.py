@@ -295,7 +295,7 @@ class _Parts:
     def by_purpose(self, rank: int, step: Step) -> dict[str, float]:
         """Return what the busy time of a rank goes for, over the whole step."""
         m, held = self.layout.microbatches, self.schedule.placement.stages_on(rank)
-        share = m * self.schedule.microbatch_share / (max(1, self.copies))
+        share = m * self.schedule.microbatch_share / (self.copies if self.copies > 1 else 1)
         last = self.schedule.num_stages - 1
         blocks = [_sum_of(self.times.blocks, self.per_stage[stage]) for stage in held]
         collectives = sum(float(stage.collective_s) for stage in blocks)

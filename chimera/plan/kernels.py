@@ -11,7 +11,7 @@ import numpy as np
 from chimera.plan.dims import Number
 from chimera.plan.hardware import Cluster
 
-__all__ = ["Rates", "alignment", "all_reduce_s", "host_bound", "memory_s", "product_s", "rates_of"]
+__all__ = ["Rates", "all_reduce_s", "alignment", "host_bound", "memory_s", "product_s", "rates_of"]
 
 _TILES: Final = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 """Parts of its output that a product is cut into, one for a multiprocessor at a time; the library takes the best."""

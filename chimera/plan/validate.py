@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from chimera.errors import UsageError, nearest_names
 from chimera.ir.costs import StageCosts
-from chimera.plan.closed import model_times
 from chimera.plan.dims import dims_of
 from chimera.plan.estimating import estimate
 from chimera.plan.hardware import Cluster, Device
 from chimera.plan.hardware_file import read_device, read_software
 from chimera.plan.kernels import rates_of
 from chimera.plan.layers import LayerTimes, Sharing
+from chimera.plan.closed import model_times
 from chimera.plan.shape import ModelShape
 from chimera.plan.software import Software
 from chimera.plan.tables import (
