@@ -33,7 +33,7 @@ from chimera.runtime.overlap import runs_together
 from chimera.runtime.portions import Portions
 from chimera.runtime.recorder import GatherTimes, Recorder
 from chimera.runtime.reduction import Reduction
-from chimera.runtime.runnable import channels_of, check_cut, check_updates, prepare_recompute, runnable
+from chimera.runtime.runnable import channels_of, check_cut, check_shares, check_updates, prepare_recompute, runnable
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage
 from chimera.runtime.updates import UpdateHook, Updates
@@ -111,6 +111,7 @@ class Pipeline:
         placement = schedule.placement
         if layer_to_stage is None:
             layer_to_stage = partition([1.0] * len(layers), placement.num_stages)
+        check_shares(layers, tensor)
         prepare_recompute(layers, recompute, recompute_layers)
         cut_into = tuple(layer_to_stage)
         check_cut(cut_into, len(layers), placement.num_stages)

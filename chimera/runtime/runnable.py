@@ -14,9 +14,11 @@ from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
 from chimera.runtime.groups import Channel
 from chimera.runtime.weights import TiedGroup
+from chimera.tensor.parallel import TensorParallel
 from chimera.tensor.recompute import RecomputeMode, recompute_cores
+from chimera.tensor.sharding import sharding_of
 
-__all__ = ["channels_of", "check_cut", "check_updates", "prepare_recompute", "runnable"]
+__all__ = ["channels_of", "check_cut", "check_shares", "check_updates", "prepare_recompute", "runnable"]
 
 
 def runnable(schedule: Schedule, reduce: ReductionMode, *, together: Callable[[Overlap], bool]) -> Schedule:
@@ -36,6 +38,16 @@ def check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -
         raise UsageError(
             f"layer_to_stage is {list(layer_to_stage)}; needed: for {num_layers} layers, stages 0…{num_stages - 1} in "
             "ascending order, none left out"
+        )
+
+
+def check_shares(layers: Sequence[nn.Module], tensor: TensorParallel) -> None:
+    """Refuse layers that were built for other tensor-parallel ranks than these."""
+    built_for = {sharding_of(parameter).size for layer in layers for parameter in layer.parameters()} or {1}
+    if max(built_for) != tensor.size:
+        raise UsageError(
+            f"layers are built for t = {max(built_for)} tensor-parallel ranks, but tensor= has {tensor.size}; pass the "
+            "same TensorParallel to both"
         )
 
 

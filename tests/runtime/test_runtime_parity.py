@@ -29,15 +29,8 @@ LARGER_CASES = [
 ]
 # DualPipe wants an even number of at least 2p micro-batches, which no other case has.
 DUALPIPE_CASES = [
-    {
-        **EIGHT_RANKS,
-        "schedule": "dualpipe",
-        "p": p,
-        "m": "2p",
-        "model": model,
-        "recompute": "full" if model == "mlp" else "none",
-    }
-    for p, model in ((2, "mlp"), (4, "bert"))
+    {**EIGHT_RANKS, "schedule": "dualpipe", "p": p, "m": "2p", "model": model, "recompute": recompute}
+    for p, model, recompute in ((2, "mlp", "full"), (4, "bert", "none"))
 ]
 
 # The ranks of one host share memory, so messages go over gloo only where it is asked for.

@@ -72,7 +72,7 @@ def drawn(group, layout):
         whole = mask
         if part is not None:
             whole = pipe.groups.tensor.start_gather(mask.byte(), part.dim).wait().bool()
-        masks[int(key)] = digest(whole.numpy())
+        masks[int(key)] = (mask.ndim, digest(whole.numpy()))
         return mask
 
     m = pipe.schedule.num_microbatches
@@ -87,7 +87,10 @@ def drawn(group, layout):
 
 
 def test_six_layouts_draw_the_same_weights_and_masks(ranks):
-    """Every weight, and every mask of every micro-batch and layer, has one hash in all layouts; no two are alike."""
+    """Every weight, and every mask of every micro-batch and layer, has one hash in all layouts.
+
+    No two of attention's are alike; the others are so small that two may well keep everything.
+    """
     found = []
     for layout in LAYOUTS:
         size = layout["p"] * layout["d"] * layout.get("t", 1)
@@ -99,7 +102,8 @@ def test_six_layouts_draw_the_same_weights_and_masks(ranks):
         found.append((weights, masks))
     first_weights, first_masks = found[0]
     # Embeddings, and three in each of seven blocks, for each of four micro-batches.
-    assert len(first_masks) == 4 * (1 + 3 * 7) == len(set(first_masks.values()))
+    assert len(first_masks) == 4 * (1 + 3 * 7)
+    assert len({text for ndim, text in first_masks.values() if ndim == 4}) == 4 * 7
     for weights, masks in found[1:]:
         assert weights == first_weights
         assert masks == first_masks
@@ -139,6 +143,15 @@ def test_heads_that_t_does_not_divide_are_refused(config, layers, options, messa
     sizes = {"vocab_size": 50, "hidden_size": 8, "num_layers": 1, "num_heads": 4} | options
     with pytest.raises(ConfigError, match=message), torch.device("meta"):
         layers(config(**sizes), TensorParallel(0, 4))
+
+
+def test_layers_built_for_other_ranks_are_refused():
+    """Shares of two ranks that no group is given for, and whole layers where one is."""
+    schedule, loss = make_schedule("gpipe", 1, 1), make_loss("gpt-cut")
+    with pytest.raises(UsageError, match=r"built for t = 2 tensor-parallel ranks, but tensor= has 1"):
+        Pipeline(cut_layers("gpt-cut", parallel=TensorParallel(0, 2)), schedule, loss)
+    with pytest.raises(UsageError, match=r"built for t = 1 tensor-parallel ranks, but tensor= has 2"):
+        Pipeline(cut_layers("gpt-cut"), schedule, loss, tensor=TensorParallel(0, 2))
 
 
 def odd_sequence(group):
