@@ -122,8 +122,8 @@ def _print(facts: DatasetFacts, dataset: IndexedDataset) -> None:
     ]
     out.print(f"{facts.index}: index and data agree")
     width = max(len(number) for _, number, _ in rows)
-    for name, number, note in rows:
-        out.print(f"  {name:9}  {number:>{width}}  {note}")
+    for name, amount, note in rows:
+        out.print(f"  {name:9}  {amount:>{width}}  {note}")
     if facts.multimodal:
         out.print("  a mode per sequence: a multimodal set")
     if facts.spare_bytes:

@@ -70,6 +70,9 @@ def open_parts(
         return (IndexedPart(whole, inputs),)
     parts = []
     for number, chosen in enumerate(_chosen(dataset, shares, seed)):
+        if not len(chosen):
+            parts.append(IndexedPart(whole.select(chosen), inputs))
+            continue
         division: Inputs = {
             **inputs,
             "kind": "part",

@@ -12,12 +12,14 @@ from typing import Any, Final, Self
 
 from torch.utils import data as torch_data
 
+from chimera.data.prepare import forkserver
 from chimera.data.source import Microbatch, MicrobatchSource
 from chimera.errors import DataError
 
 __all__ = ["Loader"]
 
 _STEPS_AHEAD: Final = 2  # per worker
+_LOOK_EVERY_S: Final = 2.0  # a dead worker is found this soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,9 @@ class Loader:
                 sampler=range(first_step, last_step),
                 num_workers=workers,
                 prefetch_factor=_STEPS_AHEAD,
-                timeout=timeout_s,
+                timeout=min(timeout_s, _LOOK_EVERY_S),
                 # Forked from a server, which has no threads and holds none of this rank's connections.
-                multiprocessing_context="forkserver",
+                multiprocessing_context=forkserver(),
             )
             self._batches = iter(loader)
         else:
@@ -100,7 +102,7 @@ class Loader:
         """
         began = time.perf_counter()
         try:
-            made = next(self._batches)
+            made = self._awaited(began + self._timeout_s)
         except RuntimeError as error:  # of torch: a worker died, or time is up
             raise DataError(
                 f"reading {self._name} for step {self._step + 1}: {_first_line(error)}; a worker ran out of memory "
@@ -113,6 +115,15 @@ class Loader:
         self._step += 1
         batches: list[Microbatch] = made
         return batches
+
+    def _awaited(self, deadline: float) -> Any:
+        """Wait for the workers; torch looks after them only between two time-outs."""
+        while True:
+            try:
+                return next(self._batches)
+            except RuntimeError as error:
+                if "timed out" not in str(error) or time.perf_counter() >= deadline:
+                    raise
 
     def close(self) -> None:
         """End the workers."""

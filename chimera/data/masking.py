@@ -143,5 +143,4 @@ def _harmonic(longest: int, stream: np.random.Philox) -> int:
 
 def _shares(lots: NDArray[Any]) -> NDArray[np.float64]:
     """Words of 64 bits as numbers of [0, 1)."""
-    shares: NDArray[np.float64] = (lots >> np.uint64(11)) * 2.0**-53
-    return shares
+    return (lots >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -140,6 +140,7 @@ def shuffled(size: int, key: int) -> NDArray[Any]:
 
 def pack(lengths: NDArray[np.int64], order: NDArray[Any], num_pieces: int, step: int) -> NDArray[Any]:
     """Return where each piece begins: (place in the order, tokens into that document), of shape (pieces, 2)."""
+    assert num_pieces * step <= int(lengths.sum()), "there is text for every piece"
     wide = len(lengths) >= _NARROW or int(lengths.max()) >= _NARROW
     places = np.empty((num_pieces, 2), np.int64 if wide else np.int32)
     _compiled()[1](lengths, order, step, places)

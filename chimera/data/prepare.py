@@ -13,6 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import chain
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,7 +29,7 @@ from chimera.data.text.options import TextOptions
 from chimera.data.text_tokenizer import TextTokenizer
 from chimera.errors import DataError, UsageError
 
-__all__ = ["BuildProgress", "Prepared", "build_dataset", "tokenizer_path", "usable_cores"]
+__all__ = ["BuildProgress", "Prepared", "build_dataset", "forkserver", "tokenizer_path", "usable_cores"]
 
 _BLOCKS_PER_WORKER: Final = 3
 
@@ -93,6 +94,17 @@ class _Tokenised:
 def usable_cores() -> int:
     """Return the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def forkserver() -> ForkServerContext:
+    """Return the context of worker processes.
+
+    They are forked from a server that has no threads, neither this process's nor a tokenizer's; where this starts the
+    server, it has loaded already what workers need.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["chimera.data"])
+    return context
 
 
 def tokenizer_path(prefix: Path) -> Path:
@@ -196,11 +208,8 @@ def _tokenised(blocks: Iterable[Block], job: _Job, workers: int) -> Iterator[tup
         for block in blocks:
             yield block, worker(block)
         return
-    # A server process is forked from, which has no threads: neither this process's nor the tokenizer's.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["chimera.data.prepare"])
     waiting: deque[tuple[Block, Future[_Tokenised]]] = deque()
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(job,)) as pool:
+    with ProcessPoolExecutor(workers, mp_context=forkserver(), initializer=_begin, initargs=(job,)) as pool:
         try:
             for block in blocks:
                 waiting.append((block, pool.submit(_work, block)))

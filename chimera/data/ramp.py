@@ -65,7 +65,7 @@ class BatchRamp:
         growths = (target - self.start) // self.increment
         for growth in range(1, growths + 1):
             # This size holds until the growth's share of the samples has been consumed.
-            until = growth * self.samples // growths
+            until = -(-growth * self.samples // growths)
             steps = max(0, -(-(until - before) // size))
             if step < steps:
                 return before + step * size, size

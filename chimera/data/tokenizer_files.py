@@ -87,10 +87,12 @@ def _read_gpt2(path: Path) -> TextTokenizer:
     if not isinstance(vocabulary, dict) or not all(isinstance(number, int) for number in vocabulary.values()):
         raise DataError(f"{vocabulary_path}: needed: an object of token → id, as GPT-2's vocab.json is")
     lines = [line for line in _text(merges_path).split("\n") if line.strip() and not line.startswith("#version")]
-    merges = [tuple(line.split(" ")) for line in lines]
-    for number, merge in enumerate(merges, 1):
-        if len(merge) != 2:
-            raise DataError(f"{merges_path}: merge {number} is {' '.join(merge)!r}; needed: two tokens and a space")
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, 1):
+        left, _, right = line.partition(" ")
+        if not left or not right or " " in right:
+            raise DataError(f"{merges_path}: merge {number} is {line!r}; needed: two tokens and a space")
+        merges.append((left, right))
     try:
         model = models.BPE(vocab=vocabulary, merges=merges)
     except Exception as error:  # noqa: BLE001, the library raises bare Exception

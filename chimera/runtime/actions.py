@@ -7,7 +7,6 @@ leaves its result for the next. Losses are seeded with 1 / count here, where out
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -260,7 +259,7 @@ class Actions:
         """Start buckets inside the last backward of a stage, where its reduction would follow at once anyway."""
         if self._position not in self._before_reduction:
             return nullcontext()
-        return self._stages[action.stage].telling(partial(self._reduction.arrived, action.stage))
+        return self._stages[action.stage].telling(self._reduction.arrived)
 
     def _step(self, action: Action) -> None:
         self._reduction.finish(action.stage)

@@ -16,9 +16,9 @@ import torch
 from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Lane, Timeline
-from chimera.runtime.communicator import Pending
 from chimera.runtime.groups import Groups
 from chimera.runtime.shapes import share_json
+from chimera.tensor.communicator import Pending
 
 __all__ = ["Ends", "GatherTimes", "Mark", "Recorder"]
 
@@ -162,7 +162,7 @@ class Recorder:
         padded = torch.zeros(int(max(lengths)), 4, dtype=torch.float64)
         padded[: len(mine)] = mine
         rows = self._groups.gather(padded)
-        ranks = [rank * self._groups.data_size + self._groups.data_rank for rank in range(self._groups.pipeline_size)]
+        ranks = self._groups.grid.pipeline_group(self._groups.rank)
         start = min((float(rows[r][: lengths[r], 2].min()) for r in ranks if lengths[r]), default=0.0)
         spans = [
             (rank, Lane(int(lane)), schedule.actions[rank][int(position)], begin - start, end - start)

@@ -137,16 +137,18 @@ class PairedVirtualLayer(VirtualLayer):
 
     @classmethod
     def overlapped_forward_backward(cls, forward: LayerForward, backward: LayerBackward) -> torch.Tensor:
-        """Wait for the pair's time, then do what both do."""
+        """Do what both do, and wait for what that leaves of the pair's time."""
+        start = time.perf_counter()
         ahead, back = forward.layer, backward.layer
         apart_s = ahead.forward_s + back.backward_s - (back.weight_grad_s if back.splits else 0.0)
-        ahead._wait(ahead.pair_s.get((back.number, Kind.I if back.splits else Kind.B), apart_s))  # noqa: SLF001
+        pair_s = ahead.pair_s.get((back.number, Kind.I if back.splits else Kind.B), apart_s)
         back._in_pair = True  # noqa: SLF001 - of this class
         try:
             backward.run()
         finally:
             back._in_pair = False  # noqa: SLF001
         increased: torch.Tensor = ahead._increased(*forward.inputs)  # noqa: SLF001
+        ahead._wait(pair_s - (time.perf_counter() - start))  # noqa: SLF001
         return increased
 
     def _wait_back(self, seconds: float) -> None:
@@ -162,6 +164,9 @@ class _WeightWait(NamedTuple):
     @property
     def weight(self) -> nn.Parameter:
         return self.layer.weight
+
+    def start(self) -> None:
+        """Nothing has to come from elsewhere."""
 
     def add(self) -> None:
         self.layer._wait(self.layer.weight_grad_s)  # noqa: SLF001 - of this module

@@ -10,6 +10,7 @@ from torch import nn
 from chimera.plan.buffers import StateBytes, state_bytes
 from chimera.runtime.weights import tied_groups
 from chimera.tensor.gradient_buffer import of_one_type
+from chimera.tensor.sharding import sharding_of
 from chimera.train.config import TrainConfig
 from chimera.train.layout import Layout
 from chimera.train.precision import torch_dtype
@@ -23,7 +24,7 @@ def bytes_per_rank(config: TrainConfig, layout: Layout, layers: Sequence[nn.Modu
     Args:
         config: of the run.
         layout: what the configuration makes of schedule and model.
-        layers: of the whole model, on any device.
+        layers: of the whole model, as one of the tensor-parallel ranks shares them; on any device.
     """
     placement = layout.schedule.placement
     tied = tied_groups(layers, layout.layer_to_stage)
@@ -43,16 +44,18 @@ def bytes_per_rank(config: TrainConfig, layout: Layout, layers: Sequence[nn.Modu
 
 
 def _bytes_of(config: TrainConfig, parameters: Sequence[nn.Parameter], copies: int) -> StateBytes:
-    """Return what one replica keeps of parameters that are reduced together over ``copies`` ranks of each pipeline."""
+    """Return what one replica keeps of parameters that ``copies`` ranks of each pipeline hold."""
     dtype = torch_dtype(config.train.dtype)
     kept = StateBytes()
-    for alike in of_one_type(parameters):
-        kept += state_bytes(
-            [parameter.numel() for parameter in alike],
-            replicas=copies * config.parallel.data,
-            sharded=config.parallel.shard_optimizer,
-            width=(dtype or alike[0].dtype).itemsize,
-            moments=len(config.optimizer.moments),
-            bucket_bytes=config.bucket_bytes,
-        )
+    for partial in (False, True):
+        together = [parameter for parameter in parameters if sharding_of(parameter).partial is partial]
+        for alike in of_one_type(together):
+            kept += state_bytes(
+                [parameter.numel() for parameter in alike],
+                replicas=copies * config.parallel.data * (config.parallel.tensor if partial else 1),
+                sharded=config.parallel.shard_optimizer,
+                width=(dtype or alike[0].dtype).itemsize,
+                moments=len(config.optimizer.moments),
+                bucket_bytes=config.bucket_bytes,
+            )
     return kept

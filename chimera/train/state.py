@@ -39,7 +39,7 @@ _FREE: Final = frozenset(
         "keep_checkpoints",
         "accumulation_runs",
     )
-) | {"data.cache_dir"}
+) | {"data.cache_dir", "data.workers"}
 _FREE_SECTIONS: Final = frozenset({"runtime", "metrics"})
 _LAYOUT: Final = frozenset({"schedule", "parallel"})
 """Sections by which a step does not change, but by those of an asynchronous schedule."""

@@ -77,7 +77,7 @@ def run_plain(group, schedule, p, m, options):
     [
         ("gpipe", 2, {}),
         ("1f1b", 4, {"layer_to_stage": [0, 1, 2, 2, 3]}),  # stage 1 has no parameters, stage 2 none that train
-        ("chimera-1-concatenate", 2, {"recompute": True, "layer_to_stage": [0, 0, 0, 0, 1]}),
+        ("chimera-1-concatenate", 2, {"recompute": "full", "layer_to_stage": [0, 0, 0, 0, 1]}),
         ("text-forked", 3, {}),
     ],
 )
@@ -371,7 +371,7 @@ def caller_stream(group):
     before = torch.get_rng_state()
     with torch.device("meta"):
         layers = bert_layers(runtime_cases.bert_config())
-    pipe = pipeline(group, layers, make_loss("bert"), make_schedule("1f1b", 2, 3), recompute=True)
+    pipe = pipeline(group, layers, make_loss("bert"), make_schedule("1f1b", 2, 3), recompute="full")
     batch = microbatches("bert", 0, range(3), torch.float32)
     pipe.step(*batch)
     pipe.evaluate(*batch)

@@ -108,7 +108,7 @@ def cases(draw, schedules):
         "microbatch_to_route": schedule.microbatch_to_route,
         "cut": [sum(layer >= begin for begin in begins) for layer in range(NUM_LAYERS)],
         "model": draw(st.sampled_from(MODELS)),
-        "recompute": draw(st.booleans()),
+        "recompute": draw(st.sampled_from(["none", "full"])),
         "shard": draw(st.booleans()),
         "reduce": draw(st.sampled_from(REDUCTION_MODES)),
     }

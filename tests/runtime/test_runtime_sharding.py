@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from chimera.errors import UsageError
 from chimera.plan.buffers import state_bytes
-from chimera.runtime.communicator import Communicator
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.communicator import Communicator
 
 WIDTH = 256
 LAYERS_PER_STAGE = 2

@@ -6,6 +6,7 @@ from small_runs import small_config
 
 from chimera.models import bert_layers
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.parallel import TensorParallel
 from chimera.train.evaluation import CountingLoss
 from chimera.train.layout import layout_of
 from chimera.train.memory import bytes_per_rank
@@ -13,20 +14,23 @@ from chimera.train.optimizers import build_optimizer
 from chimera.train.precision import torch_dtype
 
 
-def layers_of(config):
+def layers_of(config, parallel=None):
+    parallel = parallel or TensorParallel(0, config.parallel.tensor, config.parallel.sequence)
     with torch.device("meta"):
-        return bert_layers(config.model)
+        return bert_layers(config.model, parallel)
 
 
 def held(group, folder, overrides):
     """Return bytes of weights, of gradients, and of originals and moments after an update of zero gradients."""
     config = small_config(folder, **overrides)
     layout = layout_of(config)
+    parallel = TensorParallel.join(group, config.parallel.tensor, sequence=config.parallel.sequence, timeout_s=20.0)
     pipe = Pipeline(
-        layers_of(config),
+        layers_of(config, parallel),
         layout.schedule,
         CountingLoss(),
         group,
+        tensor=parallel,
         layer_to_stage=layout.layer_to_stage,
         dtype=torch_dtype(config.train.dtype),
         shard_optimizer=config.parallel.shard_optimizer,
@@ -55,6 +59,8 @@ def storages(tensors):
         (2, {"parallel__shard_optimizer": "true", "train__dtype": "bf16"}),
         (4, {"parallel__shard_optimizer": "true", "parallel__data": 2, "optimizer__name": "lamb"}),
         (2, {"schedule__name": "1f1b", "train__dtype": "fp16", "optimizer__name": "sgd"}),
+        (4, {"parallel__tensor": 2, "parallel__sequence": "true", "parallel__shard_optimizer": "true"}),
+        (8, {"parallel__tensor": 4, "schedule__name": "1f1b", "train__dtype": "bf16"}),
         (
             4,
             {
@@ -73,7 +79,7 @@ def test_the_bytes_of_a_run_are_known_before_it(ranks, tmp_path, ranks_needed, o
     config = small_config(tmp_path, **sizes)
     said = bytes_per_rank(config, layout_of(config), layers_of(config))
     for rank, (weights, gradients, optimizer) in enumerate(ranks.run(ranks_needed, held, tmp_path, sizes)):
-        expected = said[rank // config.parallel.data]
+        expected = said[config.grid.place(rank).pipeline]
         assert weights == pytest.approx(expected.parameters, rel=0.02)
         assert gradients == pytest.approx(expected.gradients, rel=0.02)
         assert optimizer == pytest.approx(expected.optimizer, rel=0.02)

@@ -57,7 +57,7 @@ def read_chunks(path: Path) -> Iterator[Chunk]:
                 )
             head += block
             _require_dump(path, head)
-        head, rest = head[: head.index(_PAGE)], head[head.index(_PAGE) :]
+        head, rest = _with_namespaces(head[: head.index(_PAGE)]), head[head.index(_PAGE) :]
         match = _LANGUAGE.search(head)
         language = match[1].decode() if match else "en"
         number = 0
@@ -76,6 +76,14 @@ def read_chunks(path: Path) -> Iterator[Chunk]:
         if not ended:
             raise DataError(f"{path} ends without </mediawiki>: it is cut short; copy it again")
         yield Chunk(number, head + rest, language, stream.position)
+
+
+def _with_namespaces(head: bytes) -> bytes:
+    """Return a head that names the namespace of templates; wikiextractor takes every page for one where it does not."""
+    if b'key="10"' in head:
+        return head
+    named = b'<namespaces>\n<namespace key="10">Template</namespace>\n</namespaces>\n</siteinfo>\n'
+    return head.replace(b"</siteinfo>", named) if b"</siteinfo>" in head else head + b"<siteinfo>\n" + named
 
 
 def _require_dump(path: Path, head: bytes) -> None:
