@@ -23,7 +23,7 @@ __all__ = ["PackedPieces", "pack", "shuffled"]
 _VERSION: Final = 1
 _NARROW: Final = 1 << 31
 
-Compiled = Callable[..., Any]
+_Compiled = Callable[..., Any]
 
 
 class PackedPieces:
@@ -148,7 +148,7 @@ def pack(lengths: NDArray[np.int64], order: NDArray[Any], num_pieces: int, step:
 
 
 @cache
-def _compiled() -> tuple[Compiled, Compiled]:
+def _compiled() -> tuple[_Compiled, _Compiled]:
     """The two loops, compiled on first use and then kept by numba on disk."""
     from chimera.data.packing_loops import fill_places, shuffle
 
