@@ -79,15 +79,16 @@ def build_data(config: DataConfig) -> PretrainingData:
     folder = default_cache_dir() if config.cache_dir is None else Path(config.cache_dir).expanduser()
     found = dataset_parts(config, folder) if config.datasets else corpus_parts(config, folder)
     maker = _Maker(config, found.tokenizer, folder)
+    # First, since it finds ids that the vocabulary does not have.
+    train_counts, heldout_counts = (
+        np.sum([maker.counts(part) for part in parts], axis=0) for parts in (found.train, found.heldout)
+    )
     train, heldout, test = (
         _samples_of(parts, maker, config.weights if side == "training" else (), side=side)
         for side, parts in (("training", found.train), ("held-out", found.heldout), ("test", found.test))
     )
     assert train is not None, "a configuration has something to train on"
     assert heldout is not None, "and something to evaluate on"
-    train_counts, heldout_counts = (
-        np.sum([maker.counts(part) for part in parts], axis=0) for parts in (found.train, found.heldout)
-    )
     return PretrainingData(
         train=train,
         heldout=heldout,
