@@ -106,9 +106,9 @@ def bench_runtime(
 ) -> None:
     """Measure step times of schedules on the virtual device against their ideal, and the runtime's own CPU time.
 
-    --chunks, --pairs and --unit go to the schedules that take them. With --against torch, the schedule of
-    torch.distributed.pipelining of the same name runs in turn with ours; where it has none, every one it offers.
-    A schedule with pairs of a forward and a backward is measured twice: with one after the other, and together.
+    --chunks, --pairs, --unit, --waves and --memory-limit go to the schedules that take them. With --against torch, the
+    schedule of torch.distributed.pipelining of the same name runs in turn with ours; where it has none, every one it
+    offers. A schedule with pairs of a forward and a backward is measured twice: with one after the other, and together.
 
     Example:
         chimera bench runtime 1f1b chimera --ranks 8 --microbatches 8 --against torch
@@ -134,15 +134,15 @@ def bench_runtime(
             raise UsageError(f"--{option} {value}: needed: at least {least}")
     if min(forward_ms, backward_ms, overlap_ms or 0.0) < 0:
         raise UsageError("--forward-ms, --backward-ms and --overlap-ms are times; needed: at least 0")
-    schedules = tuple((n, load_schedule(n, own)) for n, own in zip(names, sizes_for(names, sizes), strict=True))
-    ranks = {schedule.num_ranks for _, schedule in schedules}
-    if len(ranks) != 1:
-        raise UsageError(f"the schedules have {', '.join(map(str, sorted(ranks)))} ranks; needed: all the same")
     costs = Costs(
         forward=forward_ms / 1e3,
         backward=backward_ms / 1e3,
         weight_grad=None if weight_grad_ms is None else weight_grad_ms / 1e3,
     )
+    schedules = tuple((n, load_schedule(n, own, costs)) for n, own in zip(names, sizes_for(names, sizes), strict=True))
+    ranks = {schedule.num_ranks for _, schedule in schedules}
+    if len(ranks) != 1:
+        raise UsageError(f"the schedules have {', '.join(map(str, sorted(ranks)))} ranks; needed: all the same")
     paired = replace(costs, overlap=(forward_ms + backward_ms if overlap_ms is None else overlap_ms) / 1e3)
     job = _Job(
         own=tuple(own for name, schedule in schedules for own in _forms(name, schedule, costs, paired)),

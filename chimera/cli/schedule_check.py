@@ -1,9 +1,11 @@
 """``chimera schedule check``: asks ``ir.checks`` and says in words what was proved. It checks nothing itself."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from chimera.cli.facts import counted, num_channels, number, sizes_text
-from chimera.cli.options import Flag, Quantity, ScheduleName, SizeOptions, load_schedule
+from chimera.cli.options import CostOptions, Flag, ScheduleName, SizeOptions, costs_to_build, load_schedule
 from chimera.cli.terminal import console, print_wrapped
 from chimera.ir.action import SENDS, Kind
 from chimera.ir.checks import check
@@ -19,8 +21,8 @@ __all__ = ["schedule_check"]
 def schedule_check(
     name: ScheduleName,
     sizes: SizeOptions,
+    costs: CostOptions,
     *,
-    memory_limit: Quantity = None,
     lowered: Flag = False,
 ) -> None:
     """Prove a schedule, or name every broken rule with its rank, position and action.
@@ -30,11 +32,15 @@ def schedule_check(
 
     Args:
         name: a schedule's name, or a file
-        sizes: of a schedule given by NAME; a FILE has its own
-        memory_limit: most activations per rank, in units of 1/p of the model for one micro-batch
+        sizes: of a schedule given by NAME; a FILE has its own. --memory-limit is proved of any schedule
+        costs: of a schedule that is made for costs (zb-1p, zb-2p)
         lowered: add sends, receives and gradient reductions, and prove the program with them
     """
-    schedule = load_schedule(name, sizes)
+    made_for = costs_to_build(name, costs)
+    memory_limit = sizes.memory_limit
+    if made_for is None:
+        sizes = replace(sizes, memory_limit=None)
+    schedule = load_schedule(name, sizes, made_for)
     check(schedule, memory_limit=memory_limit)
     if lowered and not schedule.is_lowered:
         schedule = lower(schedule)

@@ -67,7 +67,7 @@ def schedule_compare(
 ) -> None:
     """Set schedules side by side: time, idle share, memory and messages.
 
-    --chunks, --pairs, --unit, --waves and --updates go to the schedules that take them.
+    --chunks, --pairs, --unit, --waves, --updates and --memory-limit go to the schedules that take them.
 
     Example:
         chimera schedule compare gpipe 1f1b interleaved chimera --ranks 8 --microbatches 8 --chunks 2
@@ -83,7 +83,7 @@ def schedule_compare(
     if not names:
         raise UsageError("compare needs a schedule; try: compare gpipe 1f1b chimera --ranks 8 --microbatches 8")
     model = costs.resolve()
-    loaded = [load_schedule(name, own) for name, own in zip(names, sizes_for(names, sizes), strict=True)]
+    loaded = [load_schedule(name, own, model) for name, own in zip(names, sizes_for(names, sizes), strict=True)]
     schedules = [with_reductions(schedule, model, reduce) for schedule in loaded]
     for schedule in schedules:
         check(schedule)

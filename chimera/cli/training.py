@@ -13,7 +13,7 @@ import torch
 from chimera import launch
 from chimera.errors import ConfigError
 from chimera.launch import Place, Tell
-from chimera.runtime.groups import check_world_size
+from chimera.plan.ranks import RankGrid
 from chimera.train.config import TrainConfig
 from chimera.train.events import Event, TrainingResult
 from chimera.train.folder import check_folder
@@ -69,7 +69,8 @@ def run_joined(
         UsageError: the job is not of ``config.world_size`` ranks; the nearest legal sizes are named.
         ChimeraError: as ``run_local``.
     """
-    check_world_size(place.size, config.parallel.pipeline, config.parallel.data)
+    grid = config.grid
+    RankGrid.of_world(place.size, tensor=grid.tensor, data=grid.data, pipeline=grid.pipeline)
     launch.use_cores(place)
 
     def tell(event: Any) -> None:

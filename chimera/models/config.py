@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from chimera.errors import ConfigError
 
-__all__ = ["TransformerConfig", "require_count"]
+__all__ = ["TransformerConfig", "require_count", "require_divisible"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +72,29 @@ class TransformerConfig:
             f"try hidden_size = {' or '.join(map(str, legal))}, or a num_heads that divides {self.hidden_size}"
         )
 
+    def require_shares(self, size: int) -> None:
+        """Refuse what ``size`` tensor-parallel ranks cannot share equally.
+
+        Raises:
+            ConfigError: Naming the option and the numbers of ranks that would do.
+        """
+        for option, value in (("num_heads", self.num_heads), ("intermediate_size", self.feed_forward_size)):
+            require_divisible(option, value, size)
+
     @property
     def feed_forward_size(self) -> int:
         """Width of the feed-forward layer: ``intermediate_size``, or 4·h where that is None."""
         return 4 * self.hidden_size if self.intermediate_size is None else self.intermediate_size
+
+
+def require_divisible(option: str, value: int, size: int) -> None:
+    """Raise ``ConfigError`` naming ``option`` unless ``size`` tensor-parallel ranks divide its value."""
+    if value % size:
+        legal = ", ".join(str(n) for n in range(1, value + 1) if value % n == 0)
+        raise ConfigError(
+            f"[model] {option} = {value} does not divide over [parallel] tensor = {size} ranks; set tensor to one of "
+            f"{legal}, or {option} to a multiple of {size}"
+        )
 
 
 def require_count(option: str, value: object, *, hint: str = "") -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from chimera.tensor.vocabulary import Vocabulary, vocabulary_cross_entropy
+
 __all__ = ["IGNORED_LABEL", "Term", "count_labels", "cross_entropy_term"]
 
 IGNORED_LABEL = -100
@@ -17,16 +19,23 @@ Term = tuple[Tensor, Tensor]
 """A sum of losses (0-dim, with a graph) and the number of labels in it (0-dim)."""
 
 
-def cross_entropy_term(logits: Tensor, labels: Tensor) -> Term:
+def cross_entropy_term(logits: Tensor, labels: Tensor, vocabulary: Vocabulary | None = None) -> Term:
     """Sum the cross-entropies of all labels that are not ``IGNORED_LABEL``.
 
     Args:
-        logits: ``[…, classes]``.
+        logits: ``[…, classes]``, or this rank's part of them.
         labels: ``[…]``, class indices or ``IGNORED_LABEL``.
+        vocabulary: How tensor-parallel ranks share the classes; None where nobody does.
 
     Returns:
         The sum in nats, in fp32 or wider, and the count. Without any label the sum is 0 and still has a graph.
     """
+    if vocabulary is not None and vocabulary.parallel.size > 1:
+        ignored = labels.flatten() == IGNORED_LABEL
+        losses = vocabulary_cross_entropy(
+            logits.reshape(-1, logits.shape[-1]), labels.flatten().masked_fill(ignored, 0), vocabulary
+        )
+        return losses.masked_fill(ignored, 0.0).sum(), (~ignored).sum()
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     total = functional.cross_entropy(
         wide.reshape(-1, wide.shape[-1]), labels.reshape(-1), ignore_index=IGNORED_LABEL, reduction="sum"

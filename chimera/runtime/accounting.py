@@ -41,8 +41,8 @@ class LossAccount:
         self._speaker = self._end_of(schedule.microbatch_to_route[0])
 
     def _end_of(self, route: int) -> int:
-        """Return the world rank at the end of a route, on the first replica."""
-        return self._schedule.placement.routes[route][-1] * self._groups.data_size
+        """Return the world rank at the end of a route, the first of all replicas and tensor-parallel ranks."""
+        return self._schedule.placement.routes[route][-1] * self._groups.grid.width
 
     def count(
         self, targets: Sequence[Any], outputs: Sequence[Mapping[int, Spec]], given: Mapping[str, float] | None
@@ -113,7 +113,7 @@ class LossAccount:
 
     def _said_once(self, given: Mapping[str, float]) -> Counts:
         """Return what the caller said of the whole replica on one of the last stage's holders, zeros on the others."""
-        speaks = self._groups.pipeline_rank == self._speaker // self._groups.data_size
+        speaks = self._groups.pipeline_rank == self._groups.grid.place(self._speaker).pipeline
         return {name: float(count) if speaks else 0.0 for name, count in given.items()}
 
     def total(self, sums: Mapping[str, tuple[float, float]], *, last: bool) -> torch.Tensor:

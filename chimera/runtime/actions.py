@@ -7,7 +7,6 @@ leaves its result for the next. Losses are seeded with 1 / count here, where out
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from chimera.runtime.halves import BackwardHalf, ForwardHalf, floating
 from chimera.runtime.loss import Counts, LossFunction, Terms, loss_terms
 from chimera.runtime.overlap import run_together
 from chimera.runtime.portions import Portions
-from chimera.runtime.recorder import Recorder
+from chimera.runtime.recorder import Ends, Mark, Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.shapes import gradient_spec
 from chimera.runtime.stage import Stage
@@ -123,8 +122,8 @@ class Actions:
         self._loss_fn = loss_fn
         self._updates = updates
         self._before_reduction: frozenset[int] = frozenset()
-        # For each stage whose reduction is under way, where it started and when.
-        self._reducing: dict[int, tuple[int, Any]] = {}
+        # For each stage whose reduction is under way, where it started, when, and the ends of its parts.
+        self._reducing: dict[int, tuple[int, Mark, Ends]] = {}
         # What a computation left for a stage on this rank, and what waits to be sent, by the consumer it is for.
         self._here: dict[tuple[Kind, int, int], Tensors] = {}
         self._leaving: dict[tuple[Kind, int, int], Tensors] = {}
@@ -252,14 +251,15 @@ class Actions:
         self._record(start)
 
     def _reduce(self, action: Action) -> None:
-        self._reducing[action.stage] = self._position, self._recorder.mark()
-        self._reduction.start(action.stage)
+        start = self._recorder.mark()
+        ends = self._recorder.ends_of(self._reduction.start(action.stage))
+        self._reducing[action.stage] = self._position, start, ends
 
     def _reducing_early(self, action: Action) -> AbstractContextManager[None]:
         """Start buckets inside the last backward of a stage, where its reduction would follow at once anyway."""
         if self._position not in self._before_reduction:
             return nullcontext()
-        return self._stages[action.stage].telling(partial(self._reduction.arrived, action.stage))
+        return self._stages[action.stage].telling(self._reduction.arrived)
 
     def _step(self, action: Action) -> None:
         self._reduction.finish(action.stage)
@@ -343,8 +343,8 @@ class Actions:
         return tensors
 
     def _record_reduction(self, stage: int) -> None:
-        position, start = self._reducing.pop(stage)
-        self._recorder.add(position, Lane.REDUCE, start, self._recorder.mark())
+        position, start, ends = self._reducing.pop(stage)
+        self._recorder.add_until(position, Lane.REDUCE, start, ends)
 
     def _record(self, start: Any) -> None:
         self._recorder.add(self._position, Lane.COMPUTE, start, self._recorder.mark())

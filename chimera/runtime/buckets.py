@@ -12,7 +12,7 @@ from torch import nn
 
 from chimera.errors import UsageError
 from chimera.plan.buffers import buffer_layout
-from chimera.runtime.communicator import Communicator, Pending
+from chimera.tensor.communicator import Communicator, Pending
 from chimera.tensor.gradient_buffer import GradientBuffer, gradient_dtype
 
 __all__ = ["Gradients", "Replicas", "Transfer"]
@@ -70,7 +70,7 @@ class Gradients:
         stages: the stages here whose last ``REDUCE_GRAD`` completes them.
         replicas: who else holds the parameters; None for nobody.
         sharded: whether each replica gets its part of the sum only.
-        counted: whether this rank's copy enters the gradient norm, where it is not sharded.
+        counted: whether this rank's copy, or its part of the sum, may enter the gradient norm.
         bucket_bytes: gradients that one collective sums.
     """
 
@@ -87,7 +87,7 @@ class Gradients:
         self.stages = stages
         self.replicas = replicas
         self.sharded = sharded and replicas is not None
-        self.counted = counted or self.sharded
+        self.counted = counted
         self.layout = buffer_layout(
             [parameter.numel() for parameter in parameters],
             shards=replicas.number if self.sharded and replicas is not None else 1,
@@ -141,6 +141,11 @@ class Gradients:
         if self._sums and self.sharded:
             self.buffer.detach()
         self._sums.clear()
+
+    @property
+    def under_way(self) -> list[Pending]:
+        """The sums that are started and not finished."""
+        return [transfer.pending for transfer in self._sums]
 
     def _start_next(self) -> None:
         bucket, replicas = self._started, self.replicas

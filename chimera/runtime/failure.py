@@ -21,7 +21,7 @@ def stalled(cause: str, groups: Groups, watch: Watch | None, schedule: Schedule)
     marks: set[tuple[int, int]] = set()
     lines = []
     for rank, found in enumerate(positions):
-        pipeline_rank = rank // groups.data_size
+        pipeline_rank = groups.grid.place(rank).pipeline
         text = "never said anything" if found is None else found.activity
         if found is not None and found.position is not None:
             text += f", at action {found.position}: {found.action}"

@@ -47,11 +47,11 @@ class RunsLayers(Protocol):
 
 
 class _Piece(NamedTuple):
-    """A piece that has run: its graph lies between inputs and outputs."""
+    """A piece that has run: its graph lies between inputs and outputs; without outputs it is still to be made again."""
 
     offsets: range
     inputs: Tensors
-    outputs: Tensors
+    outputs: Tensors | None
 
 
 class ForwardHalf:
@@ -62,12 +62,12 @@ class ForwardHalf:
         inputs: what the stage before gave.
         batch: the micro-batch, whose fields layers may ask for.
         keys: its random keys.
-        graph: whether to keep what a backward needs.
+        graph: whether to keep what a backward needs; otherwise only the inputs of each piece are kept, to run it again.
 
     Attributes:
         inputs, batch, keys: as given: what it takes to run it again.
         outputs: what the last piece gave.
-        pieces: those that have run, with their graphs.
+        pieces: those that have run.
     """
 
     def __init__(self, stage: RunsLayers, inputs: Tensors, batch: Any, keys: Keys | None, *, graph: bool) -> None:
@@ -111,13 +111,29 @@ class ForwardHalf:
             self.outputs = ()
         return outputs
 
+    def remade(self, piece: _Piece) -> _Piece:
+        """Return ``piece`` with its graph, run again where only its inputs were kept."""
+        if piece.outputs is not None:
+            return piece
+        for tensor in floating(piece.inputs):
+            tensor.requires_grad_()
+        with torch.enable_grad():
+            return piece._replace(outputs=self.stage.run(piece.inputs, self.batch, self.keys, piece.offsets))
+
+    def remake_last_piece(self) -> Tensors:
+        """Give the last piece its graph, and return its outputs."""
+        last = self.pieces[-1] = self.remade(self.pieces[-1])
+        assert last.outputs is not None, "it has been made"
+        return last.outputs
+
     def _inputs_of_piece(self) -> Tensors:
-        return tuple(map(_cut, self.outputs)) if self._graph and self.pieces else self.outputs
+        if not self._graph:
+            # Each piece has leaves of its own, also where a layer hands a tensor through.
+            return tuple(tensor.detach() for tensor in self.outputs)
+        return tuple(map(_cut, self.outputs)) if self.pieces else self.outputs
 
     def _end_piece(self, inputs: Tensors, outputs: Tensors) -> None:
-        offsets = self._left.popleft()
-        if self._graph:
-            self.pieces.append(_Piece(offsets, inputs, outputs))
+        self.pieces.append(_Piece(self._left.popleft(), inputs, outputs if self._graph else None))
         self.outputs = outputs
 
 
@@ -135,6 +151,7 @@ class BackwardHalf:
 
     def __init__(self, forward: ForwardHalf, roots: Tensors, seeds: Tensors) -> None:
         self.stage = forward.stage
+        self._forward = forward
         self._left = forward.pieces
         self._gradients: Tensors = ()
         self._start_from(roots, seeds)
@@ -154,7 +171,7 @@ class BackwardHalf:
         """Go on to the next piece, the gradients of this one's inputs being there."""
         gradients = _gradients_of(self._left.pop().inputs)
         if self._left:
-            self._start_from(floating(self._left[-1].outputs), gradients)
+            self._start_from(floating(self._forward.remake_last_piece()), gradients)
         else:
             self._start_from((), ())
             self._gradients = gradients

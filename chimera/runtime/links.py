@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from chimera.runtime.communicator import Communicator
+from chimera.tensor.communicator import Communicator
 
 __all__ = ["CommunicatorLink", "Link", "Transfer"]
 

@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from chimera.errors import UsageError
-from chimera.runtime.communicator import Communicator
 from chimera.runtime.groups import Groups
+from chimera.tensor.communicator import Communicator
 from chimera.tensor.randomness import Purpose, mix, preserved_generators, seed_generators
+from chimera.tensor.sharding import copy_sharding
 
 __all__ = ["broadcast", "materialize"]
 
@@ -49,6 +50,7 @@ def _allocate(layer: nn.Module, made: dict[int, nn.Parameter], device: torch.dev
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.is_meta and id(parameter) not in made:
                 real = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+                copy_sharding(parameter, real)
                 made[id(parameter)] = made[id(real)] = real
             if parameter.is_meta:
                 setattr(module, name, made[id(parameter)])

@@ -26,20 +26,24 @@ from chimera.runtime.channels import Channels, Spec
 from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.failure import stalled
 from chimera.runtime.groups import Groups
+from chimera.runtime.holdings import holdings
 from chimera.runtime.loss import LossFunction, num_samples
 from chimera.runtime.microbatches import cut_both
 from chimera.runtime.overlap import runs_together
 from chimera.runtime.portions import Portions
 from chimera.runtime.recorder import GatherTimes, Recorder
 from chimera.runtime.reduction import Reduction
-from chimera.runtime.runnable import channels_of, check_cut, check_updates, runnable
+from chimera.runtime.runnable import channels_of, check_cut, check_updates, prepare_recompute, runnable
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage
 from chimera.runtime.updates import UpdateHook, Updates
 from chimera.runtime.watch import Watch
 from chimera.runtime.weights import Weights, tied_groups
+from chimera.tensor.parallel import ALONE, TensorParallel
 from chimera.tensor.portion import Portion
 from chimera.tensor.randomness import Keys, preserved_generators
+from chimera.tensor.recompute import RecomputeMode
+from chimera.tensor.sharding import sharding_of
 
 __all__ = ["Pipeline"]
 
@@ -53,9 +57,13 @@ class Pipeline:
         schedule: any schedule; it is proved and, if it holds computations only, lowered.
         loss_fn: ``loss_fn(output, target)`` returns a mean, or terms as {name: (sum, count)}.
         group: p · d ranks, pipeline outermost; None for a process on its own. All ranks of one pipeline pass the same
-            inputs and targets, each data-parallel replica its own share.
+            inputs and targets, each data-parallel replica its own share. With tensor parallelism t · d · p ranks, of
+            which adjacent ones share their layers; see ``RankGrid``.
+        tensor: the ranks that share each layer with this one, which ``layers`` were built for.
         layer_to_stage: the stage of each layer; by default counts that differ by at most one.
-        recompute: keep only each stage's inputs between forward and backward.
+        recompute: what is computed again in the backward instead of kept: "none"; "selective", the cores of attention;
+            or "full", whole layers, of which only the inputs are kept.
+        recompute_layers: how many layers are computed again at once under "full".
         reduce: where gradient reductions start: "end", "eager" or "eager-opt".
         seed: of initial weights (layers on the meta device) and dropout.
         device: where this rank's layers live; the CPU by default.
@@ -86,8 +94,10 @@ class Pipeline:
         loss_fn: LossFunction,
         group: "torch.distributed.ProcessGroup | None" = None,
         *,
+        tensor: TensorParallel = ALONE,
         layer_to_stage: Sequence[int] | None = None,
-        recompute: bool = False,
+        recompute: RecomputeMode = "none",
+        recompute_layers: int = 1,
         reduce: ReductionMode = "eager-opt",
         seed: int = 0,
         device: torch.device | None = None,
@@ -101,6 +111,7 @@ class Pipeline:
         placement = schedule.placement
         if layer_to_stage is None:
             layer_to_stage = partition([1.0] * len(layers), placement.num_stages)
+        prepare_recompute(layers, recompute, recompute_layers)
         cut_into = tuple(layer_to_stage)
         check_cut(cut_into, len(layers), placement.num_stages)
         by_stage = [[layers[n] for n, at in enumerate(cut_into) if at == s] for s in range(placement.num_stages)]
@@ -114,7 +125,9 @@ class Pipeline:
         self.groups = groups = Groups.create(
             group,
             placement,
+            tensor=tensor,
             tied_stages=[shared.stages for shared in tied],
+            tied_partial=[sharding_of(shared.parameter).partial for shared in tied],
             channels=channels_of(placement),
             device=device,
             backend=backend,
@@ -129,21 +142,15 @@ class Pipeline:
             stage: Stage(
                 self._weights.layers_of(stage),
                 cut_into.index(stage),
-                recompute=recompute,
+                recompute_every=recompute_layers if recompute == "full" else None,
                 split_backward=bool((table.kind == Kind.I).any()),
                 overlapped=stage in table.stage[table.paired],
             )
             for stage in groups.stages
         }
-        self._reduction = Reduction(
-            self._weights,
-            [shared.stages for shared in tied],
-            placement,
-            groups,
-            sharded=shard_optimizer,
-            bucket_bytes=bucket_bytes,
-        )
-        self._portions = Portions(self._weights, self._reduction, groups)
+        held = holdings(self._weights, tied, placement, groups)
+        self._reduction = Reduction(held, groups, sharded=shard_optimizer, bucket_bytes=bucket_bytes)
+        self._portions = Portions(self._weights, held, self._reduction, groups)
         self._publish_due = False
         self._updates = (
             None if update is None else Updates(self.schedule, groups, self._weights, self._reduction, update)
@@ -240,7 +247,9 @@ class Pipeline:
             self._execute(run, schedule, self._actions.training)
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
-        self._publish_due = last and self._updates is None
+        if last and self._updates is None:
+            self._portions.attach()
+            self._publish_due = True
         return loss
 
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:

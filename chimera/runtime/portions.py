@@ -11,12 +11,14 @@ import torch
 from torch import _foreach_norm, nn
 
 from chimera.runtime.buckets import Gradients
-from chimera.runtime.communicator import Communicator, Pending
 from chimera.runtime.groups import Groups
+from chimera.runtime.holdings import Holding, counts_once
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.sharded_weights import ShardedWeights
 from chimera.runtime.weights import Weights
+from chimera.tensor.communicator import Pending
 from chimera.tensor.portion import Portion
+from chimera.tensor.sharding import sharding_of
 
 __all__ = ["Portions"]
 
@@ -26,11 +28,12 @@ class Portions:
 
     Args:
         weights: this rank's parameters; full-precision originals that are sharded leave it.
+        held: the same, by who holds them.
         reduction: their gradients.
         groups: for sums over all ranks.
     """
 
-    def __init__(self, weights: Weights, reduction: Reduction, groups: Groups) -> None:
+    def __init__(self, weights: Weights, held: Sequence[Holding], reduction: Reduction, groups: Groups) -> None:
         self._weights = weights
         self._groups = groups
         self._reduction = reduction
@@ -47,31 +50,50 @@ class Portions:
             for number, parameter in enumerate(shards.parameters)
             if id(parameter) in shards.portions
         }
+        self._portions = tuple(self._made())
+        self._originals = [
+            (weights.originals[id(parameter)], parameter)
+            for _, parameter in weights.named_parameters()
+            if id(parameter) in weights.originals
+        ]
+        self._cut = {id(portion.parameter) for portion in self._portions if portion.sharding.is_cut}
         self._saved_here = {
             id(parameter)
-            for holders, parameters in self._holders()
-            for number, parameter in enumerate(parameters)
-            if holders is None or holders.ranks[number % len(holders.ranks)] == groups.rank
+            for holding in held
+            for number, parameter in enumerate(holding.parameters)
+            if holding.group is None or holding.group.ranks[number % len(holding.group.ranks)] == groups.rank
         }
 
     def portions(self) -> list[Portion]:
         """Return what this rank updates, in the order of the model, gradients attached."""
-        stretches: dict[int, tuple[nn.Parameter, int]] = {}
+        self.attach()
+        return list(self._portions)
+
+    def attach(self) -> None:
+        """Point the ``grad`` of parameters and portions at the buffers, whatever an optimizer made of it."""
+        self._reduction.attach()
         for _, shards in self._shards:
             shards.attach()
-            stretches |= shards.portions
-        self._reduction.attach()
-        portions = []
+        for original, parameter in self._originals:
+            original.grad = parameter.grad
+
+    def _made(self) -> Iterator[Portion]:
+        stretches = {key: cut for _, shards in self._shards for key, cut in shards.portions.items()}
         for name, parameter in self._weights.named_parameters():
             gradients = self._of.get(id(parameter))
             if gradients is None or not gradients.sharded:
                 original = self._weights.originals.get(id(parameter), parameter)
-                original.grad = parameter.grad
-                portions.append(Portion.whole(name, original, counted=gradients is not None and gradients.counted))
+                counted = gradients is not None and gradients.counted and self._counts(parameter, shared_out=False)
+                yield Portion.whole(name, original, sharding_of(parameter), counted=counted)
             elif id(parameter) in stretches:
                 stretch, start = stretches[id(parameter)]
-                portions.append(Portion(name, stretch, parameter.shape, start))
-        return portions
+                sharding = sharding_of(parameter)
+                shape = torch.Size(sharding.whole_shape(parameter.shape))
+                counted = self._counts(parameter, shared_out=True)
+                yield Portion(name, stretch, shape, start, counted, sharding)
+
+    def _counts(self, parameter: nn.Parameter, *, shared_out: bool) -> bool:
+        return counts_once(parameter, self._groups, shared_out=shared_out)
 
     # Sums over the whole model
 
@@ -107,7 +129,15 @@ class Portions:
             wire = gradients.replicas.wire(sums)
             gradients.replicas.communicator.all_reduce(wire).wait()
             total[:, chosen] = wire.to(total.device)[:, numbers]
-        return total
+        return self._sum_over_cuts(parameters, total)
+
+    def _sum_over_cuts(self, parameters: Sequence[nn.Parameter], values: torch.Tensor) -> torch.Tensor:
+        """Add up what tensor-parallel ranks say of their parts of a parameter; all have the same portions."""
+        tensor = self._groups.tensor
+        cut = [column for column, parameter in enumerate(parameters) if id(parameter) in self._cut]
+        if tensor.size > 1 and cut:
+            values[:, cut] = tensor.start_sum(values[:, cut]).wait()
+        return values
 
     # Weights of all replicas
 
@@ -131,7 +161,8 @@ class Portions:
     def collected(self, of_portion: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """Bring a tensor per portion together on the rank that saves its parameter; a collective.
 
-        The parameters of a stage take turns over its replicas, so that all of them write.
+        The parameters of a stage take turns over its replicas, and then over tensor-parallel ranks, so that all of
+        them write.
 
         Args:
             of_portion: the tensor of a portion, in its shape, or None where it has none; the ranks of a parameter
@@ -154,14 +185,26 @@ class Portions:
             for parameter, tensor in shards.together(parts):
                 if id(parameter) in self._saved_here:
                     saved[names[id(parameter)]] = tensor.to("cpu", copy=True)
-        return saved
+        return self._joined(saved)
 
-    def _holders(self) -> Iterator[tuple[Communicator | None, list[nn.Parameter]]]:
-        """Yield who holds which parameters: those of a stage, then each tied one."""
-        for stage, holders in self._groups.stages.items():
-            yield holders, self._weights.untied(stage)
-        for number, holders in self._groups.tied.items():
-            yield holders, [self._weights.tied[number]]
+    def _joined(self, saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Join the parts that tensor-parallel ranks hold of the same tensors, and keep this rank's share of those."""
+        tensor = self._groups.tensor
+        if tensor.size == 1:
+            return saved
+        shardings = {name: sharding_of(parameter) for name, parameter in self._weights.named_parameters()}
+        kept = {}
+        # Ranks that sum over all tensor-parallel ones have already taken turns.
+        turns = (name for name in sorted(saved) if not shardings[name].partial)
+        turn_of = {name: number % tensor.size for number, name in enumerate(turns)}
+        for name in sorted(saved):
+            sharding, whole = shardings[name], saved[name]
+            if sharding.is_cut:
+                parts = tensor.start_gather(whole.to(self._groups.device).unsqueeze(0), 0).wait()
+                whole = sharding.join(parts.cpu().unbind())
+            if turn_of.get(name, tensor.rank) == tensor.rank:
+                kept[name] = whole
+        return kept
 
 
 def _squared_sum(tensors: list[torch.Tensor]) -> float:

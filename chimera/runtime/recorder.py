@@ -7,6 +7,7 @@ one boot of one machine share the monotonic clock, others measure their offset b
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +16,11 @@ import torch
 from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Lane, Timeline
-from chimera.runtime.communicator import Pending
 from chimera.runtime.groups import Groups
 from chimera.runtime.shapes import share_json
+from chimera.tensor.communicator import Pending
 
-__all__ = ["GatherTimes", "Mark", "Recorder"]
+__all__ = ["Ends", "GatherTimes", "Mark", "Recorder"]
 
 Mark = float | torch.cuda.Event
 """A moment: seconds on the host's clock, or an event on a CUDA stream."""
@@ -48,6 +49,14 @@ class GatherTimes:
     def hidden_s(self) -> float:
         """How long they were under way beside other work."""
         return max(0.0, self.under_way_s - self.waited_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """When collectives ended: how many there are, and the ends of those that have told."""
+
+    number: int
+    marks: list[Mark]
 
 
 @dataclass(slots=True)
@@ -93,12 +102,33 @@ class Recorder:
         """Record one span of the action at ``position`` of this rank's program."""
         self._spans.append((position, lane, start, end))
 
+    def ends_of(self, collectives: Sequence[Pending]) -> Ends:
+        """Note when ``collectives``, which have just been started, end."""
+        ends = Ends(len(collectives), [])
+        for pending in collectives:
+            pending.when_done(partial(self._note, ends.marks))
+        return ends
+
+    def _note(self, marks: list[Mark]) -> None:
+        marks.append(self.mark())
+
+    def add_until(self, position: int, lane: Lane, start: Mark, ends: Ends) -> None:
+        """Record one span that lasted until the last of ``ends``, or until now where not all of them could be told."""
+        if ends.number and len(ends.marks) == ends.number:
+            self.add(position, lane, start, self._latest(ends.marks))
+        else:
+            self.add(position, lane, start, self.mark())
+
+    def _latest(self, marks: Sequence[Mark]) -> Mark:
+        # Events are in order of a stream, and to ask one for its time would wait for it.
+        return marks[-1] if self._on_cuda else max(marks, key=self._seconds)
+
     def gathering(self, start: Mark, gathers: Sequence[Pending]) -> None:
         """Note that ``gathers`` were started from ``start`` on; the next step's forwards wait for them."""
         if gathers:
             gather = self._next_gather = _Gather(start)
             for pending in gathers:
-                pending.when_done(lambda: gather.ends.append(self.mark()))
+                pending.when_done(partial(self._note, gather.ends))
 
     def waited(self, start: Mark) -> None:
         """Note that a forward has waited for gathered weights since ``start``."""
@@ -132,7 +162,7 @@ class Recorder:
         padded = torch.zeros(int(max(lengths)), 4, dtype=torch.float64)
         padded[: len(mine)] = mine
         rows = self._groups.gather(padded)
-        ranks = [rank * self._groups.data_size + self._groups.data_rank for rank in range(self._groups.pipeline_size)]
+        ranks = self._groups.grid.pipeline_group(self._groups.rank)
         start = min((float(rows[r][: lengths[r], 2].min()) for r in ranks if lengths[r]), default=0.0)
         spans = [
             (rank, Lane(int(lane)), schedule.actions[rank][int(position)], begin - start, end - start)

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from chimera.ir.schedule import Placement
 from chimera.runtime.buckets import Gradients, Replicas
-from chimera.runtime.communicator import Communicator
 from chimera.runtime.groups import Groups
-from chimera.runtime.weights import Weights
+from chimera.runtime.holdings import Holding
+from chimera.tensor.communicator import Pending
 from chimera.tensor.gradient_buffer import of_one_type
 
 __all__ = ["Reduction"]
@@ -23,58 +22,38 @@ class Reduction:
     """All gradients of one rank.
 
     Args:
-        weights: this rank's parameters.
-        tied_stages: for each tied group of the model, the stages that hold it.
-        placement: where the stages live; the first replica of each is the one that counts.
-        groups: communicators of stages and tied groups.
-        sharded: whether each replica gets its part of the sums only.
+        held: this rank's parameters, by who holds them.
+        groups: this rank's place.
+        sharded: whether each holder gets its part of the sums only.
         bucket_bytes: gradients that one collective sums.
 
     Attributes:
-        gradients: one per stage or tied group and type of parameters, stages first.
+        gradients: one per holding and type of parameters, stages first.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        tied_stages: Sequence[Sequence[int]],
-        placement: Placement,
-        groups: Groups,
-        *,
-        sharded: bool,
-        bucket_bytes: int,
-    ) -> None:
+    def __init__(self, held: Sequence[Holding], groups: Groups, *, sharded: bool, bucket_bytes: int) -> None:
         self._reduced: set[int] = set()
-        first_replica = groups.data_rank == 0
-
-        def gradients_of(
-            parameters: Sequence[nn.Parameter], stages: frozenset[int], group: Communicator | None, first: int
-        ) -> list[Gradients]:
-            return [
+        self.gradients: list[Gradients] = []
+        self._untied: dict[int, Gradients] = {}
+        self._of_stage: dict[int, list[Gradients]] = {stage: [] for stage in groups.stages}
+        for holding in held:
+            group = holding.group
+            of_holding = [
                 Gradients(
                     alike,
-                    stages=stages,
+                    stages=holding.stages,
                     replicas=None if group is None else Replicas(group, groups.rank, on_cpu=groups.staged_on_cpu),
                     sharded=sharded,
-                    counted=first_replica and first == groups.pipeline_rank,
+                    counted=holding.first or (sharded and group is not None),
                     bucket_bytes=bucket_bytes,
                 )
-                for alike in of_one_type(parameters)
+                for alike in of_one_type(holding.parameters)
             ]
-
-        of_stages = {
-            stage: gradients_of(weights.untied(stage), frozenset({stage}), group, placement.ranks_of(stage)[0])
-            for stage, group in groups.stages.items()
-        }
-        self.gradients: list[Gradients] = [gradients for alike in of_stages.values() for gradients in alike]
-        for number, group in groups.tied.items():
-            first = min(rank for stage in tied_stages[number] for rank in placement.ranks_of(stage))
-            here = frozenset(tied_stages[number]) & set(groups.stages)
-            self.gradients += gradients_of([weights.tied[number]], here, group, first)
-        self._untied = {
-            stage: {id(parameter): gradients for gradients in alike for parameter in gradients.parameters}
-            for stage, alike in of_stages.items()
-        }
+            self.gradients += of_holding
+            if not holding.tied:
+                self._untied |= {id(parameter): alike for alike in of_holding for parameter in alike.parameters}
+                for stage in holding.stages:
+                    self._of_stage[stage] += of_holding
 
     def attach(self) -> None:
         """Point every parameter's ``grad`` at its place, but where only a part of the sum is there."""
@@ -92,35 +71,33 @@ class Reduction:
             elif factor != 1.0:
                 gradients.buffer.flat.mul_(factor)
 
-    def arrived(self, stage: int, parameter: nn.Parameter) -> None:
-        """Note that a gradient of ``stage`` is complete, in the backward directly before its ``REDUCE_GRAD``.
+    def arrived(self, parameter: nn.Parameter) -> None:
+        """Note that a gradient is complete, in the backward directly before the ``REDUCE_GRAD`` of its stage.
 
         What the stage shares with others waits for that action.
         """
-        gradients = self._untied[stage].get(id(parameter))
+        gradients = self._untied.get(id(parameter))
         if gradients is not None:
             gradients.arrived(parameter)
 
-    def start(self, stage: int) -> None:
-        """Start what is complete with ``stage`` and not started yet."""
+    def start(self, stage: int) -> list[Pending]:
+        """Start what is complete with ``stage`` and not started yet; return what of that is under way."""
         self._reduced.add(stage)
-        for gradients in self.gradients:
-            if stage in gradients.stages and gradients.stages <= self._reduced:
-                gradients.start()
+        complete = [g for g in self.gradients if stage in g.stages and g.stages <= self._reduced]
+        for gradients in complete:
+            gradients.start()
+        return [pending for gradients in complete for pending in gradients.under_way]
 
     def finish(self, stage: int | None = None) -> None:
         """Wait until every started sum is there; with ``stage``, those of its own parameters."""
-        for gradients in self.gradients if stage is None else self._of(stage):
+        for gradients in self.gradients if stage is None else self._of_stage[stage]:
             gradients.finish()
 
     def zero(self, stage: int) -> None:
         """Set the gradients of a stage's own parameters to zero, and begin new ones."""
-        for gradients in self._of(stage):
+        for gradients in self._of_stage[stage]:
             gradients.begin()
             gradients.buffer.flat.zero_()
-
-    def _of(self, stage: int) -> list[Gradients]:
-        return list({id(gradients): gradients for gradients in self._untied[stage].values()}.values())
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients by ``factor``."""

@@ -1,9 +1,12 @@
-"""What a pipeline checks and works out before it runs: the proved and lowered schedule, the cut, the channels."""
+"""What a pipeline checks and works out before it runs: the proved and lowered schedule, cut, channels, recompute."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import get_args
 
-from chimera.errors import UsageError
+from torch import nn
+
+from chimera.errors import UsageError, nearest_names
 from chimera.ir.action import Overlap
 from chimera.ir.schedule import Placement, Schedule
 from chimera.passes.derived import pairs_apart
@@ -11,8 +14,9 @@ from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
 from chimera.runtime.groups import Channel
 from chimera.runtime.weights import TiedGroup
+from chimera.tensor.recompute import RecomputeMode, recompute_cores
 
-__all__ = ["channels_of", "check_cut", "check_updates", "runnable"]
+__all__ = ["channels_of", "check_cut", "check_updates", "prepare_recompute", "runnable"]
 
 
 def runnable(schedule: Schedule, reduce: ReductionMode, *, together: Callable[[Overlap], bool]) -> Schedule:
@@ -32,6 +36,22 @@ def check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -
         raise UsageError(
             f"layer_to_stage is {list(layer_to_stage)}; needed: for {num_layers} layers, stages 0…{num_stages - 1} in "
             "ascending order, none left out"
+        )
+
+
+def prepare_recompute(layers: Sequence[nn.Module], mode: RecomputeMode, every: int) -> None:
+    """Have the layers recompute what they can themselves, or refuse a mode they have no use for."""
+    if mode not in get_args(RecomputeMode):
+        raise UsageError(
+            f"recompute = {mode!r} is unknown{nearest_names(str(mode), get_args(RecomputeMode))}; "
+            f"choose one of {', '.join(get_args(RecomputeMode))}"
+        )
+    if every < 1:
+        raise UsageError(f"recompute_layers = {every}; needed: at least 1 layer")
+    if mode == "selective" and not recompute_cores(layers):
+        raise UsageError(
+            "recompute = 'selective', but no layer has a core that can be recomputed (a RecomputesCore, such as "
+            "attention); take 'full', or 'none'"
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from chimera.runtime.buckets import Gradients, Replicas, Transfer
-from chimera.runtime.communicator import Pending
+from chimera.tensor.communicator import Pending
 
 __all__ = ["ShardedWeights"]
 

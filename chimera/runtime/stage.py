@@ -1,4 +1,4 @@
-"""One stage of the model on one rank: forward and backward of one micro-batch, with or without recompute.
+"""One stage of the model on one rank: forward and backward of one micro-batch, all kept or some recomputed.
 
 A stage runs its layers under their random keys, keeps what the backward needs, and gives the gradients of its inputs.
 It knows neither peers nor schedules; parameters accumulate into whatever their ``grad`` points at.
@@ -16,7 +16,7 @@ from chimera.errors import UsageError
 from chimera.runtime.channels import Spec, Tensors, TensorSpec
 from chimera.runtime.halves import BackwardHalf, CallsLayer, ForwardHalf
 from chimera.runtime.overlap import pieces_of
-from chimera.tensor.linear import WeightProducts, WeightWork
+from chimera.tensor.linear import WeightProducts, WeightWork, started_ahead
 from chimera.tensor.randomness import Keys
 
 __all__ = ["Stage", "as_tensors", "spec_of"]
@@ -44,7 +44,8 @@ class Stage:
     Args:
         layers: this stage's layers, in order.
         first_layer: the global number of the first one.
-        recompute: keep only the stage's inputs in the forward, and run it again in the backward.
+        recompute_every: keep only the inputs of every so many layers in the forward, and run these again in the
+            backward, one such segment at a time; None keeps everything.
         split_backward: whether the schedule has I and W in place of B: linear layers of ours then leave the products
             of their weights' gradients to W. What other modules compute is all computed at I, and W adds nothing: to
             keep their graph for a second pass would cost more than it moves.
@@ -61,21 +62,22 @@ class Stage:
         layers: Sequence[nn.Module],
         first_layer: int,
         *,
-        recompute: bool = False,
+        recompute_every: int | None = None,
         split_backward: bool = False,
         overlapped: bool = False,
     ) -> None:
         self.layers = tuple(layers)
         self.first_layer = first_layer
-        self.recompute = recompute
-        self.pieces = pieces_of(self.layers) if overlapped else (range(len(self.layers)),)
+        self._recomputes = recompute_every is not None
+        # A piece with a form of its own is made again with all others, so that it can run beside another stage's.
+        self._all_at_once = overlapped
+        self.pieces = pieces_of(self.layers) if overlapped else _runs(len(self.layers), recompute_every)
         # The names of the micro-batch fields a layer asks for; None where it takes the batch itself.
         self._fields = tuple(getattr(layer, "fields", ()) for layer in layers)
         self._saved: dict[int, ForwardHalf] = {}
-        self._products = WeightProducts()
+        self._products = WeightProducts(split=split_backward)
+        self._products.serve(layers)
         self._waiting: dict[int, list[WeightWork]] = {}
-        if split_backward:
-            self._products.serve(layers)
 
     # Whole actions
 
@@ -84,10 +86,12 @@ class Stage:
         return self.begin_forward(microbatch, inputs, batch, keys).finish()
 
     def outputs_for_backward(self, microbatch: int) -> Tensors:
-        """Return the outputs whose graph ``backward`` will use, running the forward again under recompute."""
+        """Return the outputs whose graph ``backward`` will use, running the last piece again under recompute."""
         saved = self._saved[microbatch]
-        if not self.recompute:
+        if not self._recomputes:
             return saved.outputs
+        if not self._all_at_once:
+            return saved.remake_last_piece()
         again = self._saved[microbatch] = ForwardHalf(self, saved.inputs, saved.batch, saved.keys, graph=True)
         return again.finish()
 
@@ -110,7 +114,7 @@ class Stage:
             for parameter in self._used_once():
                 if id(parameter) not in left:
                     completed(parameter)
-        for product in queue:
+        for product in started_ahead(queue):
             product.add()
             left[id(product.weight)] -= 1
             if completed is not None and not left[id(product.weight)]:
@@ -149,7 +153,7 @@ class Stage:
 
     def begin_forward(self, microbatch: int, inputs: Tensors, batch: Any, keys: Keys | None) -> ForwardHalf:
         """Return the forward of a micro-batch, of which nothing has run yet."""
-        begun = self._saved[microbatch] = ForwardHalf(self, inputs, batch, keys, graph=not self.recompute)
+        begun = self._saved[microbatch] = ForwardHalf(self, inputs, batch, keys, graph=not self._recomputes)
         return begun
 
     def begin_backward(self, microbatch: int, roots: Tensors, seeds: Tensors) -> BackwardHalf:
@@ -202,3 +206,9 @@ class Stage:
                 "pass inputs as a mapping with those names"
             )
         return {name: batch[name] for name in fields}
+
+
+def _runs(count: int, every: int | None) -> tuple[range, ...]:
+    """Return runs of ``every`` offsets below ``count``, the last one maybe shorter; all in one for None."""
+    length = max(1, count if every is None else every)
+    return tuple(range(start, min(start + length, count)) for start in range(0, count, length)) or (range(0),)

@@ -49,6 +49,7 @@ class VirtualLayer(nn.Module, DefersWeights):
         weight_grad_s: seconds of the gradient of its weights, which can wait until W; I takes what it leaves.
         total: the loss count of the whole step, by which gradients are divided.
         oversleep_s: what to sleep less; see ``oversleep_s``.
+        gradient_bytes: size of weights that nothing computes with, whose gradients of zero are reduced all the same.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class VirtualLayer(nn.Module, DefersWeights):
         total: float,
         weight_grad_s: float = 0.0,
         oversleep_s: float = 0.0,
+        gradient_bytes: int = 0,
     ) -> None:
         super().__init__()
         self._oversleep_s = oversleep_s
@@ -69,6 +71,8 @@ class VirtualLayer(nn.Module, DefersWeights):
         self.weight_grad_s = weight_grad_s
         self.total = total
         self.weight = nn.Parameter(torch.ones(()))
+        if gradient_bytes:
+            self.bulk = nn.Parameter(torch.zeros(gradient_bytes // 4))
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``tensor`` plus one, some time later; the addition is part of that time."""
@@ -121,25 +125,30 @@ class PairedVirtualLayer(VirtualLayer):
 
     Args:
         pair_s: seconds of a pair by (the backward's layer, B or I); what is absent takes the sum of its two.
+        gradient_bytes, times: see ``VirtualLayer``.
     """
 
-    def __init__(self, number: int, *, pair_s: Mapping[tuple[int, Kind], float], **times: float) -> None:
-        super().__init__(number, **times)
+    def __init__(
+        self, number: int, *, pair_s: Mapping[tuple[int, Kind], float], gradient_bytes: int = 0, **times: float
+    ) -> None:
+        super().__init__(number, gradient_bytes=gradient_bytes, **times)
         self.pair_s = pair_s
         self._in_pair = False
 
     @classmethod
     def overlapped_forward_backward(cls, forward: LayerForward, backward: LayerBackward) -> torch.Tensor:
-        """Wait for the pair's time, then do what both do."""
+        """Do what both do, and wait for what that leaves of the pair's time."""
+        start = time.perf_counter()
         ahead, back = forward.layer, backward.layer
         apart_s = ahead.forward_s + back.backward_s - (back.weight_grad_s if back.splits else 0.0)
-        ahead._wait(ahead.pair_s.get((back.number, Kind.I if back.splits else Kind.B), apart_s))  # noqa: SLF001
+        pair_s = ahead.pair_s.get((back.number, Kind.I if back.splits else Kind.B), apart_s)
         back._in_pair = True  # noqa: SLF001 - of this class
         try:
             backward.run()
         finally:
             back._in_pair = False  # noqa: SLF001
         increased: torch.Tensor = ahead._increased(*forward.inputs)  # noqa: SLF001
+        ahead._wait(pair_s - (time.perf_counter() - start))  # noqa: SLF001
         return increased
 
     def _wait_back(self, seconds: float) -> None:
@@ -155,6 +164,9 @@ class _WeightWait(NamedTuple):
     @property
     def weight(self) -> nn.Parameter:
         return self.layer.weight
+
+    def start(self) -> None:
+        """Nothing has to come from elsewhere."""
 
     def add(self) -> None:
         self.layer._wait(self.layer.weight_grad_s)  # noqa: SLF001 - of this module
@@ -180,10 +192,11 @@ class VirtualLoss:
         return {"virtual": 1.0}
 
 
-def virtual_layers(costs: ResolvedCosts, num_microbatches: int) -> list[VirtualLayer]:
+def virtual_layers(costs: ResolvedCosts, num_microbatches: int, *, gradient_bytes: int = 0) -> list[VirtualLayer]:
     """Return one layer per stage that takes what ``costs`` say, in seconds; I and W together take what B does.
 
     Where the costs have a time for any pair, all layers run pairs together, otherwise a forward, then a backward.
+    Reductions are real: of ``gradient_bytes`` per stage.
     """
     durations = costs.duration
     extra = oversleep_s()
@@ -198,7 +211,9 @@ def virtual_layers(costs: ResolvedCosts, num_microbatches: int) -> list[VirtualL
         }
         pairs = {(back, kind): seconds for (ahead, back, kind), seconds in costs.pair.items() if ahead == number}
         layers.append(
-            PairedVirtualLayer(number, pair_s=pairs, **times) if costs.pair else VirtualLayer(number, **times)
+            PairedVirtualLayer(number, pair_s=pairs, gradient_bytes=gradient_bytes, **times)
+            if costs.pair
+            else VirtualLayer(number, gradient_bytes=gradient_bytes, **times)
         )
     return layers
 

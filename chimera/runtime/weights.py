@@ -14,6 +14,7 @@ from chimera.ir.schedule import Placement
 from chimera.runtime.groups import Groups
 from chimera.runtime.materialize import broadcast, materialize
 from chimera.tensor.gradient_buffer import gradient_dtype
+from chimera.tensor.sharding import sharding_of
 
 __all__ = ["TiedGroup", "Weights", "tied_groups"]
 
@@ -91,16 +92,24 @@ class Weights:
         self._convert(dtype)
 
     def _make_replicas_equal(self, tied: Sequence[TiedGroup], placement: Placement, groups: Groups) -> None:
-        """Take everything from the first rank that holds the stage; a tied parameter, its first stage."""
+        """Take everything from the first rank that holds the stage; a tied parameter, its first stage.
+
+        Tensor-parallel ranks then take from the first of them what each of them has as a whole.
+        """
 
         def first_holder(stage: int) -> int:
-            return placement.ranks_of(stage)[0] * groups.data_size
+            return groups.first_replica(placement.ranks_of(stage)[0])
 
         for stage, communicator in groups.stages.items():
             buffers = [buffer for layer in self.layers_of(stage) for buffer in layer.buffers()]
             broadcast([*self.untied(stage), *buffers], communicator, groups, root=first_holder(stage))
         for number, communicator in groups.tied.items():
-            broadcast([self.tied[number]], communicator, groups, root=first_holder(tied[number].stages[0]))
+            root = first_holder(tied[number].stages[0])
+            if sharding_of(self.tied[number]).partial:
+                root = groups.grid.tensor_group(root)[0]
+            broadcast([self.tied[number]], communicator, groups, root=root)
+        copied = [parameter for _, parameter in self.named_parameters() if not sharding_of(parameter).is_cut]
+        broadcast(copied, groups.tensor.communicator, groups, root=groups.grid.tensor_group(groups.rank)[0])
 
     def _convert(self, dtype: torch.dtype | None) -> None:
         """Give weights their type; where gradients are summed in a wider one, keep the originals in that."""

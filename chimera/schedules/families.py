@@ -20,6 +20,7 @@ from chimera.schedules.looped_bfs import looped_bfs
 from chimera.schedules.one_f_one_b import one_f_one_b
 from chimera.schedules.pipedream import pipedream, pipedream_2bw
 from chimera.schedules.search.chimera_zb import chimera_zb
+from chimera.schedules.search.zero_bubble_auto import zb_1p, zb_2p
 from chimera.schedules.v_shaped import v_half, v_min, zb_v
 from chimera.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
@@ -30,9 +31,9 @@ __all__ = ["FAMILIES", "ScheduleFamily"]
 class ScheduleFamily:
     """One published schedule.
 
-    ``options`` are the names that ``build`` takes besides ``ranks`` and ``microbatches``. In the texts p is ranks, m
-    micro-batches, v chunks per rank, f pairs, w waves, k updates; activations are in units of 1/p of the model for one
-    micro-batch.
+    ``options`` are the names that ``build`` takes besides ``ranks`` and ``microbatches``; with ``costs`` among them the
+    order is made for given costs. In the texts p is ranks, m micro-batches, v chunks per rank, f pairs, w waves, k
+    updates; activations are in units of 1/p of the model for one micro-batch.
     """
 
     name: str
@@ -43,6 +44,11 @@ class ScheduleFamily:
     memory: str
     options: tuple[str, ...]
     build: Callable[..., Schedule]
+
+    @property
+    def takes_costs(self) -> bool:
+        """Whether the order is made for given costs."""
+        return "costs" in self.options
 
 
 FAMILIES: Final = (
@@ -155,6 +161,26 @@ FAMILIES: Final = (
         memory="weights 1, activations min(m, 2p−1)",
         options=(),
         build=zb_h2,
+    ),
+    ScheduleFamily(
+        name="zb-1p",
+        summary="split backward in the order of least span for given costs, within 1f1b's memory",
+        source="Qi et al., Zero Bubble, ICLR 2024 (arXiv 2401.10241), §3; the order is ours (docs/search.md)",
+        requires="any p, any m; costs (F = I = W when not given), a memory limit (p when not given)",
+        bubble="at most zb-h1's on the span's clock, for any costs",
+        memory="weights 1, activations at most p",
+        options=("costs", "memory_limit"),
+        build=zb_1p,
+    ),
+    ScheduleFamily(
+        name="zb-2p",
+        summary="split backward in the order of least span for given costs, within twice 1f1b's memory",
+        source="Qi et al., Zero Bubble, ICLR 2024 (arXiv 2401.10241), §3; the order is ours (docs/search.md)",
+        requires="any p, any m; costs (F = I = W when not given), a memory limit (2p when not given)",
+        bubble="at most zb-h2's on the span's clock, for any costs; near none for m well above 2p",
+        memory="weights 1, activations at most 2p",
+        options=("costs", "memory_limit"),
+        build=zb_2p,
     ),
     ScheduleFamily(
         name="interleaved-zb",

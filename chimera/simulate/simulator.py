@@ -96,6 +96,7 @@ def simulate(
         activations=resolved.activations,
         activation_bytes=resolved.activation_bytes,
         resident_bytes=_resident_per_rank(schedule, resolved),
+        held_for_weight_grad=resolved.held_for_weight_grad,
         microbatch_to_route=schedule.microbatch_to_route,
     )
 

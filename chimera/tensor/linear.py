@@ -1,20 +1,25 @@
-"""A linear layer whose weight gradient can wait: the product is queued in the backward and made later, at ``W``.
+"""Linear layers whose weight gradient can wait, and goes straight to where gradients are summed.
 
 Splitting a backward into the gradient of the input (``I``) and that of the weights (``W``) lets a schedule fill bubbles
 with the latter (Qi et al., Zero Bubble, ICLR'24, section 2). Only the product of a linear layer's weight is worth
-queueing; everything else is computed where autograd does. Knows neither stages nor schedules.
+queueing; everything else is computed where autograd does. Where tensor-parallel ranks share the layer's input, the
+exchange of its gradient runs beside that product. Knows neither stages nor schedules.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-__all__ = ["DefersWeights", "Linear", "WeightProduct", "WeightProducts", "WeightWork"]
+from chimera.tensor.parallel import ALONE, Collective, TensorParallel
+
+__all__ = ["DefersWeights", "Linear", "WeightProduct", "WeightProducts", "WeightWork", "shared_linear", "started_ahead"]
+
+_SEQUENCE = 1
 
 
 class WeightWork(Protocol):
@@ -24,36 +29,83 @@ class WeightWork(Protocol):
     def weight(self) -> nn.Parameter:
         """The weight to whose gradient it adds."""
 
+    def start(self) -> None:
+        """Begin to fetch what the work needs from other ranks, if anything; a second call does nothing."""
+
     def add(self) -> None:
         """Do it, and add what it gives to the weights' gradients."""
 
 
-class WeightProduct(NamedTuple):
-    """gradientᵀ · inputs, to be added to ``weight.grad``; both flattened to ``[tokens, features]``."""
+def started_ahead(works: Sequence[WeightWork]) -> Iterator[WeightWork]:
+    """Yield the works in order, each with the next one started, so that this fetches while the one before computes."""
+    for number, work in enumerate(works):
+        work.start()
+        if number + 1 < len(works):
+            works[number + 1].start()
+        yield work
 
-    weight: nn.Parameter
-    inputs: torch.Tensor
-    gradient: torch.Tensor
+
+class WeightProduct:
+    """gradientᵀ · inputs, to be added to ``weight.grad``.
+
+    Args:
+        weight: ``[out, in]``.
+        inputs: ``[…, in]``, or this rank's part of them along the sequence, which is then gathered when needed.
+        gradient: ``[…, out]``, of the layer's output.
+        parallel: the ranks that divide the inputs; ``ALONE`` where nobody does.
+    """
+
+    def __init__(self, weight: nn.Parameter, inputs: Tensor, gradient: Tensor, parallel: TensorParallel) -> None:
+        self.weight = weight
+        self._inputs = inputs
+        self._gradient = gradient
+        self._parallel = parallel
+        self._gathering: Collective | None = None
+
+    def start(self) -> None:
+        """Begin to gather divided inputs."""
+        if self._parallel.divides_sequence and self._gathering is None:
+            self._gathering = self._parallel.start_gather(self._inputs, _SEQUENCE)
+
+    def value(self) -> Tensor:
+        """Return the product, ``[out, in]``."""
+        return self._factors()[0] @ self._factors()[1]
 
     @torch.no_grad()
     def add(self) -> None:
         """Make the product and add it."""
+        gradient, inputs = self._factors()
         if self.weight.grad is None:
             self.weight.grad = torch.zeros_like(self.weight)
-        if self.weight.grad.dtype is self.gradient.dtype:
-            self.weight.grad.addmm_(self.gradient.T, self.inputs)
+        total = self.weight.grad
+        if total.dtype is gradient.dtype:
+            total.addmm_(gradient, inputs)
+        elif total.is_cuda and total.dtype is torch.float32:
+            # The product is accumulated in fp32 anyway, and this way never rounded to the narrower type.
+            torch.addmm(total, gradient, inputs, out_dtype=torch.float32, out=total)
         else:
-            self.weight.grad += self.gradient.T @ self.inputs
+            total += gradient @ inputs
+
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """Return ``[out, tokens]`` and ``[tokens, in]``."""
+        self.start()
+        if self._gathering is not None:
+            self._inputs, self._gathering, self._parallel = self._gathering.wait(), None, ALONE
+        return self._gradient.flatten(0, -2).T, self._inputs.flatten(0, -2)
 
 
 class WeightProducts:
     """Where the layers of a stage put their products while a backward is split; otherwise they make them at once.
 
+    Args:
+        split: whether backwards are split at all.
+
     Attributes:
         completed: called with a weight whose gradient is complete without autograd's adding it; None asks for no call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, split: bool = True) -> None:
+        self.split = split
         self._queue: list[WeightWork] | None = None
         self.completed: Callable[[nn.Parameter], None] | None = None
 
@@ -89,7 +141,7 @@ class DefersWeights:
     """Base of modules whose weight gradient can wait.
 
     Attributes:
-        products: where to put it; None where no schedule splits its backward.
+        products: where to put it; None where no runtime has asked for it.
     """
 
     products: WeightProducts | None = None
@@ -98,48 +150,89 @@ class DefersWeights:
 class Linear(nn.Linear, DefersWeights):
     """``nn.Linear`` whose weight gradient can wait; without ``products`` it computes as that does."""
 
-    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - as nn.Linear names it
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear names it
         """Return ``input`` · weightᵀ + bias."""
-        if self.products is None or not torch.is_grad_enabled():
-            return functional.linear(input, self.weight, self.bias)
-        waiting: torch.Tensor = _waiting_linear(input, self.weight, self.bias, self.products)
-        return waiting
+        return shared_linear(input, self.weight, self.bias, self.products, ALONE)
+
+
+def shared_linear(
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    products: WeightProducts | None,
+    parallel: TensorParallel,
+) -> Tensor:
+    """Return ``inputs`` · weightᵀ + bias, where the ranks of ``parallel`` share the inputs.
+
+    Args:
+        inputs: ``[…, in]``, the same on every rank; or its part of them, ``[b, s/t, in]``, where they divide the
+            sequence.
+        weight: ``[out, in]``.
+        bias: ``[out]``.
+        products: where the weight's gradient may wait; None computes it with the rest.
+        parallel: the ranks whose gradients of the inputs make the whole one together; ``ALONE`` for an input that
+            only this rank's layer reads.
+    """
+    if parallel.size == 1:
+        compiling = torch.compiler.is_compiling()
+        plain = products is None or (compiling and not products.split)
+        if plain or not torch.is_grad_enabled():
+            return functional.linear(inputs, weight, bias)
+    output: Tensor = _untraced_linear(inputs, weight, bias, products, parallel)
+    return output
 
 
 # A compiler would trace the queue as if it were part of the model.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _waiting_linear(
-    inputs: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None, products: WeightProducts
-) -> torch.Tensor:
-    output: torch.Tensor = _WaitingLinear.apply(inputs, weight, bias, products)  # type: ignore[no-untyped-call]
-    return output
+def _untraced_linear(*arguments: Any) -> Any:
+    return _Linear.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
-class _WaitingLinear(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, inputs: torch.Tensor, weight: nn.Parameter, bias: nn.Parameter | None, products: WeightProducts
-    ) -> torch.Tensor:
+    def forward(  # noqa: PLR0917 - autograd passes them by position
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        products: WeightProducts | None,
+        parallel: TensorParallel,
+    ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        ctx.products = products
-        return functional.linear(inputs, weight, bias)
+        ctx.products, ctx.parallel = products, parallel
+        whole = parallel.start_gather(inputs, _SEQUENCE).wait() if parallel.divides_sequence else inputs
+        return functional.linear(whole, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
+        products, parallel = ctx.products, ctx.parallel
         of_inputs, of_weight, of_bias = ctx.needs_input_grad[:3]
-        flat = gradient.reshape(-1, gradient.shape[-1])
+        work = WeightProduct(weight, inputs, gradient, parallel) if of_weight else None
+        waits = work is not None and products is not None and products.waits
+        if work is not None and not waits:
+            work.start()  # fetches beside the product below
+        exchange = _exchange(gradient @ weight, parallel) if of_inputs else None
+        # What follows runs beside the exchange.
+        bias_gradient = gradient.flatten(0, -2).sum(0) if of_bias else None
         weight_gradient = None
-        if of_weight:
-            rows = inputs.reshape(-1, inputs.shape[-1])
-            if ctx.products.waits:
-                ctx.products.queue(WeightProduct(weight, rows, flat))
+        if work is not None:
+            if waits:
+                products.queue(work)
+            elif products is not None and products.completed is None:
+                work.add()
             else:
-                weight_gradient = flat.T @ rows
-        return (
-            gradient @ weight if of_inputs else None,
-            weight_gradient,
-            flat.sum(0) if of_bias else None,
-            None,
-        )
+                # Autograd tells when the last use of a weight has had its backward; the layer knows its own alone.
+                weight_gradient = work.value()
+        input_gradient = exchange.wait() if isinstance(exchange, Collective) else exchange
+        return input_gradient, weight_gradient, bias_gradient, None, None
+
+
+def _exchange(gradient: Tensor, parallel: TensorParallel) -> Tensor | Collective:
+    """Start making the whole gradient of shared inputs out of the ranks' own, or return it where there is one rank."""
+    if parallel.size == 1:
+        return gradient
+    if parallel.divides_sequence:
+        return parallel.start_scatter(gradient, _SEQUENCE)
+    return parallel.start_sum(gradient, into=True)

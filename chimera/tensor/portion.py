@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from chimera.tensor.sharding import WHOLE, Sharding
+
 __all__ = ["Portion"]
 
 
@@ -18,8 +20,9 @@ class Portion:
     Attributes:
         name: of the parameter in the whole model.
         parameter: to be updated, with the gradient attached; a vector where it is a stretch.
-        shape: of the whole parameter.
-        start: where a stretch begins in the flattened parameter.
+        shape: of the whole parameter in the whole model.
+        start: where a stretch begins in the flattened parameter, as this rank holds it.
+        sharding: how the parameter lies over tensor-parallel ranks.
         counted: whether this rank's copy enters norms over the whole model; exactly one copy of every element does.
     """
 
@@ -28,12 +31,17 @@ class Portion:
     shape: torch.Size
     start: int = 0
     counted: bool = True
+    sharding: Sharding = WHOLE
 
     @classmethod
-    def whole(cls, name: str, parameter: nn.Parameter, *, counted: bool = True) -> "Portion":
-        """Make the portion that is a whole parameter."""
-        return cls(name, parameter, parameter.shape, counted=counted)
+    def whole(
+        cls, name: str, parameter: nn.Parameter, sharding: Sharding = WHOLE, *, counted: bool = True
+    ) -> "Portion":
+        """Make the portion that is all this rank holds of a parameter."""
+        shape = torch.Size(sharding.whole_shape(parameter.shape))
+        return cls(name, parameter, shape, counted=counted, sharding=sharding)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this portion's part of a tensor of the whole parameter's shape."""
-        return whole.reshape(-1)[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)
+        flat = self.sharding.take(whole).reshape(-1)
+        return flat[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)

@@ -12,6 +12,7 @@ from chimera.data import Microbatch, Samples, evaluation_microbatches
 from chimera.models import BertPretrainingLoss
 from chimera.models.losses import IGNORED_LABEL, Term
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.vocabulary import Vocabulary
 from chimera.train.metrics import EvaluationMetrics
 
 __all__ = ["CountingLoss", "evaluate", "heldout_share"]
@@ -24,7 +25,8 @@ class CountingLoss(BertPretrainingLoss):
         right, pairs: what this rank has seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
+        super().__init__(vocabulary)
         self.restart()
 
     def restart(self) -> None:
@@ -70,6 +72,8 @@ def evaluate(pipe: Pipeline, loss: CountingLoss, microbatches: Sequence[Microbat
     loss.restart()
     pipe.evaluate(list(microbatches), list(microbatches))
     counted = torch.tensor([float(loss.right), float(loss.pairs)], dtype=torch.float64)
+    if pipe.groups.tensor.rank:
+        counted.zero_()  # ranks that share their layers have seen the same
     right, pairs = pipe.groups.sum_everywhere(counted).tolist()
     return EvaluationMetrics(
         step=step,

@@ -7,10 +7,12 @@ before any rank starts. Knows no processes and no tensors.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chimera.data import DataConfig
 from chimera.errors import ConfigError, UsageError, nearest_names
 from chimera.ir.costs import Costs
+from chimera.ir.costs_file import read_costs
 from chimera.ir.schedule import Schedule
 from chimera.ir.schedule_file import read_schedule
 from chimera.models import BertConfig
@@ -145,9 +147,9 @@ def layers_per_stage(layer_to_stage: Sequence[int]) -> tuple[int, ...]:
 
 
 def _schedule(options: ScheduleOptions, ranks: int) -> Schedule:
-    sizes = {
+    sizes: dict[str, Any] = {
         name: value
-        for name in ("microbatches", "chunks", "pairs", "unit", "waves", "updates")
+        for name in ("microbatches", "chunks", "pairs", "unit", "waves", "updates", "memory_limit", "costs")
         if (value := getattr(options, name)) is not None
     }
     if options.name in SCHEDULES:
@@ -157,6 +159,8 @@ def _schedule(options: ScheduleOptions, ranks: int) -> Schedule:
                 "pipeline's ranks, keeps them all busy"
             )
         try:
+            if options.costs is not None:
+                sizes["costs"] = read_costs(options.costs)
             return build_schedule(options.name, ranks=ranks, **sizes)
         except UsageError as error:
             raise ConfigError(

@@ -18,6 +18,8 @@ from chimera.errors import ConfigError, NonFiniteError
 from chimera.ir.timeline import Timeline
 from chimera.models import bert_layers
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.parallel import TensorParallel
+from chimera.tensor.vocabulary import Vocabulary
 from chimera.timeline import write_timeline
 from chimera.train.checkpoint import latest_checkpoint, save_checkpoint
 from chimera.train.config import TrainConfig
@@ -48,7 +50,7 @@ def train(
 
     Args:
         config: the same on every rank.
-        group: parallel.pipeline · parallel.data ranks, pipeline outermost; None for one rank on its own.
+        group: the ranks of the run, as ``config.grid`` numbers them; None for one rank on its own.
         device: of this rank.
         resume: go on from the newest checkpoint of the run in ``train.out``.
         report: called with each event; None reports to nobody.
@@ -87,18 +89,27 @@ class _Run:
         self._layout = layout
         self._data = data
         self._device = device
-        self._loss = CountingLoss()
+        parallel = TensorParallel.join(
+            group,
+            config.parallel.tensor,
+            sequence=config.parallel.sequence,
+            device=device,
+            timeout_s=config.runtime.timeout_s,
+        )
+        self._loss = CountingLoss(Vocabulary(config.model.vocab_size, parallel))
         scale = config.loss_scale if config.train.dtype == "fp16" else None
         self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, scale)
         with torch.device("meta"):
-            layers = bert_layers(config.model)
+            layers = bert_layers(config.model, parallel)
         self._pipe = Pipeline(
             in_precision(layers, config.train.dtype, device),
             layout.schedule,
             self._loss,
             group,
+            tensor=parallel,
             layer_to_stage=layout.layer_to_stage,
             recompute=config.schedule.recompute,
+            recompute_layers=config.schedule.recompute_layers,
             reduce=config.schedule.reduce,
             seed=config.train.seed,
             device=device,

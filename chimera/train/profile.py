@@ -39,6 +39,7 @@ def measure_stage_costs(config: TrainConfig) -> StageCosts:
         BertPretrainingLoss(),
         layer_to_stage=layout.layer_to_stage,
         recompute=config.schedule.recompute,
+        recompute_layers=config.schedule.recompute_layers,
         seed=config.train.seed,
         dtype=torch_dtype(config.train.dtype),
     )

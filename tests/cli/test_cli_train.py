@@ -279,8 +279,6 @@ def test_a_wrong_world_size_names_the_right_one(folder, monkeypatch, capfd):
     for name, value in joined(0, 3, 1).items():
         monkeypatch.setenv(name, value)
     assert main(words(folder, "wrong")) == 2
-    message = (
-        r"world size 3, but p = 2 times d = 1 makes 2; start 2 processes, or set \(p, d\) to one of \(1, 3\), \(3, 1\)"
-    )
+    message = r"world size 3 is not t · d · p = 1 · 1 · 2 = 2; start 2 processes, or set .*one of \(1, 1, 3\)"
     assert re.search(message, capfd.readouterr().err)
     assert not (folder / "wrong").exists()

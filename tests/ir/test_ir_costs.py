@@ -27,6 +27,7 @@ FULL = StageCosts(
     latency_s=1e-5,
     bandwidth_bytes_per_s=32.0,
     reduce_s=[0.25, 0.5],
+    held_for_weight_grad=[0.5, 1.0],
     overlap_s=(PairTime(0, 1, Kind.B, 4.5),),
 )
 

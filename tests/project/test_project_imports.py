@@ -94,9 +94,12 @@ def test_imports_stand_at_the_top(path):
 
 
 def stands_for_a_heavy_package(name):
-    """Return whether a module of ours imports a heavy package at its top, and so has to be imported late itself."""
+    """Return whether a module of ours brings in a heavy package at its top, and so has to be imported late itself."""
     path = PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
-    return path.exists() and any(not inside and other.split(".")[0] in LAZY for other, inside in imports(path))
+    return path.exists() and any(
+        not inside and (other.split(".")[0] in LAZY or stands_for_a_heavy_package(other))
+        for other, inside in imports(path)
+    )
 
 
 @pytest.mark.parametrize(

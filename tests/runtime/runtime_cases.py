@@ -14,8 +14,12 @@ from torch.nn import functional
 
 from chimera.ir.text_form import from_text
 from chimera.models.bert import BertConfig, BertPretrainingLoss, bert_layers
+from chimera.models.gpt import GptConfig, GptLoss, gpt_layers
 from chimera.runtime.pipeline import Pipeline
 from chimera.schedules import build_schedule
+from chimera.tensor.parallel import ALONE, TensorParallel
+from chimera.tensor.sharding import sharding_of
+from chimera.tensor.vocabulary import Vocabulary
 
 SEED = 11
 NUM_LAYERS = 9
@@ -203,8 +207,39 @@ def bert_config():
     )
 
 
+# Models that tensor-parallel ranks share, drawn by the runtime. Over two ranks their 300 words are 256 and 44, over
+# four 128, 128, 44 and none.
+CUT_MODELS = ("bert-cut", "gpt-cut")
+CUT_WORDS = 300
+
+
+def cut_config(model):
+    """Return the sizes of a model that two and four ranks can share."""
+    kind = BertConfig if model == "bert-cut" else GptConfig
+    return kind(
+        vocab_size=CUT_WORDS,
+        hidden_size=8,
+        num_layers=NUM_LAYERS - 2,
+        num_heads=4,
+        intermediate_size=12,
+        max_positions=10,
+        dropout=0.1,
+        attention_dropout=0.2,
+        initializer_range=0.3,
+    )
+
+
+def cut_layers(model, dtype=torch.float64, parallel=ALONE, device="meta"):
+    """Build this rank's share of every layer of a model that ranks share."""
+    build = bert_layers if model == "bert-cut" else gpt_layers
+    with torch.device(device):
+        return [layer.to(dtype) for layer in build(cut_config(model), parallel)]
+
+
 def make_layers(model, dtype=torch.float64):
     """Build the layers of a model with the same weights wherever it is called."""
+    if model in CUT_MODELS:
+        return cut_layers(model, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         if model == "mlp":
@@ -222,7 +257,9 @@ def make_layers(model, dtype=torch.float64):
     return [layer.to(dtype) for layer in layers]
 
 
-def make_loss(model):
+def make_loss(model, parallel=ALONE):
+    if model in CUT_MODELS:
+        return (BertPretrainingLoss if model == "bert-cut" else GptLoss)(Vocabulary(CUT_WORDS, parallel))
     return {"mlp": functional.mse_loss, "tuple": tuple_loss, "paired": tuple_loss, "bert": BertPretrainingLoss()}[model]
 
 
@@ -248,18 +285,27 @@ def microbatch(model, step, index, dtype=torch.float64):
         labels[torch.rand(labels.shape, generator=generator) < (0.5, 1.1, 0.2)[index % 3]] = IGNORED
         weight = torch.rand(samples, length, generator=generator, dtype=dtype)
         return normal(samples, length, 5), {"labels": labels, "weight": weight, "value": normal(samples, length)}
-    return bert_microbatch(integers, generator, samples, length, empty=index % 3 == 1)
+    if model == "gpt-cut":
+        # Lengths that two and four ranks can divide.
+        ids = integers(CUT_WORDS, samples, 4 + 4 * (index % 2) + 1)
+        unlabelled = torch.rand(ids[:, 1:].shape, generator=generator) < (0.2, 1.1, 0.5)[index % 3]
+        return {"input_ids": ids[:, :-1]}, {"labels": ids[:, 1:].masked_fill(unlabelled, IGNORED)}
+    if model == "bert-cut":
+        length, words = 4 + 4 * (index % 2), CUT_WORDS
+    else:
+        words = 19
+    return bert_microbatch(integers, generator, samples, length, words, empty=index % 3 == 1)
 
 
-def bert_microbatch(integers, generator, samples, length, *, empty):
-    ids = integers(19, samples, length)
+def bert_microbatch(integers, generator, samples, length, words, *, empty):
+    ids = integers(words, samples, length)
     mask = torch.ones_like(ids)
     mask[0, length - 2 :] = 0
     mlm_labels = ids.where(torch.rand(ids.shape, generator=generator) < 0.4, torch.tensor(IGNORED))
     if empty:
         mlm_labels[:] = IGNORED
     inputs = {
-        "input_ids": integers(19, samples, length),
+        "input_ids": integers(words, samples, length),
         "token_type_ids": integers(2, samples, length),
         "attention_mask": mask,
         "mlm_labels": mlm_labels,
@@ -287,20 +333,43 @@ def hashable(array):
     return array.shape, array.dtype.str, array.tobytes()
 
 
+def reduced_gradients(pipe, *, shard):
+    """Copy the whole gradients of this rank's parameters; sharded, each is brought together on one rank."""
+    if shard:
+        return snapshot(pipe.collected(lambda portion: portion.grad))
+    return snapshot(wholes(pipe, {name: parameter.grad for name, parameter in pipe.named_parameters()}))
+
+
+def wholes(pipe, tensors):
+    """Return named tensors whole, joined from the parts of the ranks that share their layers; a collective of those."""
+    tensor, found = pipe.groups.tensor, {}
+    for name, parameter in pipe.named_parameters():
+        sharding = sharding_of(parameter)
+        found[name] = tensors[name]
+        if sharding.is_cut:
+            parts = tensor.start_gather(tensors[name].detach().unsqueeze(0), 0).wait()
+            found[name] = sharding.join(parts.unbind())
+    return found
+
+
 def train(group, case, steps):
     """Train ``steps`` steps on this rank; return per step loss, norm, gradients and weights after the update."""
     dtype = getattr(torch, case.get("dtype", "float64"))
     schedule = make_schedule(case["schedule"], case["p"], case["m"])
-    m, d = schedule.num_microbatches, case["d"]
-    data_rank = group.rank() % d
+    m, d, t = schedule.num_microbatches, case["d"], case.get("t", 1)
+    data_rank = group.rank() // t % d
+    parallel = TensorParallel.join(group, t, sequence=case.get("sequence", False), timeout_s=60.0)
+    model = case["model"]
     pipe = Pipeline(
-        make_layers(case["model"], dtype),
+        cut_layers(model, dtype, parallel) if model in CUT_MODELS else make_layers(model, dtype),
         schedule,
-        make_loss(case["model"]),
+        make_loss(model, parallel),
         group,
-        recompute=case["recompute"],
+        tensor=parallel,
+        recompute=case["recompute"].partition("-")[0],
+        recompute_layers=int(case["recompute"].partition("-")[2] or 1),
         reduce=case["reduce"],
-        shard_optimizer=case["shard"],
+        shard_optimizer=case.get("shard", False),
         bucket_bytes=BUCKET_BYTES,
         seed=SEED,
         backend=case.get("backend"),
@@ -313,12 +382,10 @@ def train(group, case, steps):
         inputs, targets = microbatches(case["model"], step, range(data_rank * m, (data_rank + 1) * m), dtype)
         loss = pipe.step(inputs, targets)
         norm = pipe.gradient_norm()
-        whole = {name: p.grad for name, p in pipe.named_parameters()}
-        # Sharded, no rank has a gradient as a whole; each is brought together on one.
-        gradients = snapshot(pipe.collected(lambda portion: portion.grad) if case["shard"] else whole)
+        gradients = reduced_gradients(pipe, shard=case.get("shard", False))
         optimizer.step()
         pipe.publish_weights()
-        weights = snapshot(dict(pipe.named_parameters()))
+        weights = snapshot(wholes(pipe, dict(pipe.named_parameters())))
         history.append({"loss": loss.item(), "norm": norm, "gradients": gradients, "weights": weights})
     pipe.close()
     return history

@@ -6,7 +6,7 @@ Written without any of the runtime; of the package it uses only the hash that sa
 import functools
 
 import torch
-from runtime_cases import ADAMW, SEED, make_layers, make_loss, microbatch, snapshot
+from runtime_cases import ADAMW, CUT_MODELS, SEED, cut_layers, make_layers, make_loss, microbatch, snapshot
 from torch import nn
 
 from chimera.tensor.randomness import Purpose, mix
@@ -43,11 +43,22 @@ def total_loss(layers, loss_fn, pairs, keys):
     return sum(total / counts[name] for name, total in sums.items() if counts[name])
 
 
+def drawn_layers(model, dtype):
+    """Build the layers; those of a model that ranks share with the weights that one rank draws, layer by layer."""
+    if model not in CUT_MODELS:
+        return make_layers(model, dtype)
+    layers = cut_layers(model, dtype, device="cpu")
+    for number, layer in reversed(list(enumerate(layers))):
+        torch.manual_seed(mix(Purpose.INITIAL_WEIGHTS, SEED, number))
+        layer.reset_parameters()
+    return layers
+
+
 @functools.cache
 def serial_history(model, num_microbatches, steps, dtype=torch.float64):
     """Train in this process on ``num_microbatches`` (of all replicas) per step; see ``runtime_cases.train``."""
     with torch.random.fork_rng(devices=[]):
-        layers, loss_fn = make_layers(model, dtype), make_loss(model)
+        layers, loss_fn = drawn_layers(model, dtype), make_loss(model)
         named = dict(nn.Sequential(*layers).named_parameters())
         optimizer = torch.optim.AdamW(named.values(), **ADAMW)
         history = []

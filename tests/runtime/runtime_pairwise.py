@@ -19,7 +19,7 @@ AXES = {
     "p": [1, 2, 3, 4],
     "d": [1, 2],
     "m": ["1", "3", "p", "2p+1", "own"],
-    "recompute": [False, True],
+    "recompute": ["none", "full"],
     "model": ["mlp", "tuple", "bert"],
     "reduce": ["end", "eager", "eager-opt"],
     "shard": [False, True],
@@ -73,12 +73,48 @@ def pairs_of(case):
     return list(combinations(case.items(), 2))
 
 
+# Models that tensor-parallel ranks share: every kind of schedule, every way to recompute.
+CUT_AXES = {
+    "model": ["bert-cut", "gpt-cut"],
+    "schedule": ["gpipe", "1f1b", "interleaved", "chimera-1-concatenate", "chimera-2-concatenate", "zb-h1", "zb-v"],
+    "p": [1, 2, 4],
+    "d": [1, 2, 4],
+    "t": [1, 2, 4],
+    "sequence": [False, True],
+    "m": ["p", "3"],
+    "recompute": ["none", "selective", "full", "full-2"],
+    "shard": [False, True],
+}
+MOST_RANKS = 8
+
+
+def every_cut_case():
+    """Return all legal combinations on at most eight ranks; where reductions start takes turns."""
+    cases = []
+    for values in product(*CUT_AXES.values()):
+        case = dict(zip(CUT_AXES, values, strict=True))
+        fits = case["p"] * case["d"] * case["t"] <= MOST_RANKS and (case["t"] > 1 or not case["sequence"])
+        if fits and is_legal(case):
+            cases.append(case | {"reduce": AXES["reduce"][len(cases) % 3]})
+    return cases
+
+
+def pairwise_cut_cases():
+    """Return few cases that cover every pair of choices of the models that ranks share."""
+    cases = [{axis: case[axis] for axis in CUT_AXES} for case in every_cut_case()]
+    return [case | {"reduce": AXES["reduce"][number % 3]} for number, case in enumerate(covering(cases))]
+
+
 def pairwise_cases():
-    """Return few legal cases that cover every pair of choices that any legal case has.
+    """Return few legal cases that cover every pair of choices that any legal case has."""
+    return covering(every_case())
+
+
+def covering(cases):
+    """Return few of ``cases`` that cover every pair of choices that any of them has.
 
     Greedy: always the first of those that cover most pairs not covered yet.
     """
-    cases = every_case()
     numbers = {pair: i for i, pair in enumerate(dict.fromkeys(pair for case in cases for pair in pairs_of(case)))}
     covers = np.zeros((len(cases), len(numbers)), np.int32)
     for row, case in enumerate(cases):
@@ -100,7 +136,9 @@ def sized(case):
 
 def name_of(case):
     """Return a case as one word."""
-    recompute = "recompute" if case["recompute"] else "keep"
+    recompute = case["recompute"]
     shard = "-shard" if case["shard"] else ""
     sizes = f"{case['schedule']}-p{case['p']}-d{case['d']}-m{case['m']}"
+    if "t" in case:
+        sizes += f"-t{case['t']}{'-sequence' if case['sequence'] else ''}"
     return f"{sizes}-{recompute}-{case['model']}-{case['reduce']}{shard}"

@@ -80,7 +80,7 @@ def train(group, case):
         make_loss(case["model"]),
         group,
         layer_to_stage=case.get("layer_to_stage"),
-        recompute=case["recompute"],
+        recompute="full" if case["recompute"] else "none",
         seed=SEED,
         update=hook,
         timeout_s=30.0,

@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from chimera.runtime import groups as groups_module
-from chimera.runtime.communicator import Communicator
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.communicator import Communicator
 
 
 class Remembered(Communicator):

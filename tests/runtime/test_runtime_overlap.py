@@ -66,7 +66,8 @@ CASES = [
 @pytest.mark.parametrize(("schedule", "p", "m", "d", "recompute"), CASES)
 def test_pairs_in_their_own_form_equal_one_process(ranks, schedule, p, m, d, *, recompute):
     """Loss, norm, gradients and weights of three steps equal the serial run; all layers that meet ran together."""
-    case = {"model": "paired", "schedule": schedule, "p": p, "m": m, "d": d, "recompute": recompute, "reduce": "eager"}
+    case = {"model": "paired", "schedule": schedule, "p": p, "m": m, "d": d, "reduce": "eager", "shard": d > 1}
+    case["recompute"] = "full" if recompute else "none"
     results = ranks.run(p * d, train_in_pairs, case)
     built = make_schedule(schedule, p, m)
     serial = serial_history("paired", built.num_microbatches * d, STEPS)

@@ -6,15 +6,26 @@ import runtime_cases
 import torch
 from runtime_cases import all_names, hashable, make_loss, make_schedule, microbatch, relative_error
 from runtime_oracle import serial_history, total_loss
-from runtime_pairwise import AXES, every_case, full_product, name_of, pairs_of, pairwise_cases, sized
+from runtime_pairwise import (
+    AXES,
+    every_case,
+    every_cut_case,
+    full_product,
+    name_of,
+    pairs_of,
+    pairwise_cases,
+    pairwise_cut_cases,
+    sized,
+)
 
 STEPS = 10
 TOLERANCE = 1e-9
 EIGHT_RANKS = {"schedule": "chimera-1-concatenate", "p": 8, "d": 1, "m": "p", "model": "bert", "reduce": "eager-opt"}
+EIGHT_RANKS["shard"] = True
 LARGER_CASES = [
-    {**EIGHT_RANKS, "recompute": False, "shard": True},
-    {**EIGHT_RANKS, "schedule": "chimera-2-halve", "recompute": True, "shard": False},
-    {**EIGHT_RANKS, "schedule": "1f1b", "m": "2p+1", "recompute": False, "shard": False},
+    {**EIGHT_RANKS, "recompute": "none"},
+    {**EIGHT_RANKS, "schedule": "chimera-2-halve", "recompute": "full", "shard": False},
+    {**EIGHT_RANKS, "schedule": "1f1b", "m": "2p+1", "recompute": "none", "shard": False},
 ]
 # DualPipe wants an even number of at least 2p micro-batches, which no other case has.
 DUALPIPE_CASES = [
@@ -24,19 +35,19 @@ DUALPIPE_CASES = [
         "p": p,
         "m": "2p",
         "model": model,
-        "recompute": model == "mlp",
-        "shard": True,
+        "recompute": "full" if model == "mlp" else "none",
     }
     for p, model in ((2, "mlp"), (4, "bert"))
 ]
 
 # The ranks of one host share memory, so messages go over gloo only where it is asked for.
 GLOO_CASES = [
-    {**EIGHT_RANKS, "schedule": name, "p": p, "d": d, "m": m, "model": model, "recompute": d == 2, "backend": "gloo"}
-    for name, p, d, m, model in (
-        ("chimera-2-double", 4, 1, "2p+1", "bert"),
-        ("interleaved", 2, 2, "3", "tuple"),
-        ("zb-v", 4, 1, "p", "tuple"),
+    {**EIGHT_RANKS, "schedule": name, "p": p, "d": d, "m": m, "model": model, "recompute": recompute, "shard": False}
+    | {"backend": "gloo"}
+    for name, p, d, m, model, recompute in (
+        ("chimera-2-double", 4, 1, "2p+1", "bert", "none"),
+        ("interleaved", 2, 2, "3", "tuple", "full"),
+        ("zb-v", 4, 1, "p", "tuple", "none"),
     )
 ]
 
@@ -61,7 +72,7 @@ def worst(request):
 def run(ranks, case):
     """Run a case on ranks and serially; return the errors, after checks that need no tolerance."""
     case = sized(case)
-    histories = ranks.run(case["p"] * case["d"], runtime_cases.train, case, STEPS, timeout_s=120.0)
+    histories = ranks.run(case["p"] * case["d"] * case.get("t", 1), runtime_cases.train, case, STEPS, timeout_s=120.0)
     num_microbatches = make_schedule(case["schedule"], case["p"], case["m"]).num_microbatches
     serial = serial_history(case["model"], num_microbatches * case["d"], STEPS)
     for history in histories:
@@ -111,6 +122,12 @@ def test_every_pair_of_choices_equals_one_process(ranks, worst, case):
     assert_equal_to_one_process(ranks, case, worst)
 
 
+@pytest.mark.parametrize("case", pairwise_cut_cases(), ids=name_of)
+def test_every_pair_of_choices_with_shared_layers_equals_one_process(ranks, worst, case):
+    """Ten steps of BERT and GPT equal the serial run, with t, divided sequences and every way to recompute."""
+    assert_equal_to_one_process(ranks, case, worst)
+
+
 @pytest.mark.parametrize("case", GLOO_CASES, ids=name_of)
 def test_messages_over_gloo_equal_one_process(ranks, worst, case):
     """Ten steps equal the serial run where every message goes over the communicator, as between hosts."""
@@ -123,7 +140,7 @@ def test_eight_ranks_equal_one_process(ranks, worst):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("case", [*full_product(), *LARGER_CASES, *DUALPIPE_CASES], ids=name_of)
+@pytest.mark.parametrize("case", [*full_product(), *every_cut_case(), *LARGER_CASES, *DUALPIPE_CASES], ids=name_of)
 def test_every_combination_equals_one_process(ranks, worst, case):
     """Ten steps equal the serial run for every legal combination."""
     assert_equal_to_one_process(ranks, case, worst)
@@ -163,7 +180,7 @@ def test_a_swap_of_two_micro_batches_would_show(model):
 )
 def test_gradients_in_single_precision_equal_one_process(ranks, schedule, p, d, m):
     """The gradient of one fp32 step differs from the serial fp32 gradient by at most 1e-5 of its norm."""
-    choices = {"model": "bert", "recompute": True, "reduce": "eager", "shard": d > 1}
+    choices = {"model": "bert", "recompute": "full", "reduce": "eager", "shard": d > 1}
     case = sized({"schedule": schedule, "p": p, "d": d, "m": m, **choices})
     histories = ranks.run(p * d, runtime_cases.train, {**case, "dtype": "float32"}, 1)
     num_microbatches = make_schedule(schedule, p, case["m"]).num_microbatches * d

@@ -77,7 +77,7 @@ def run_plain(group, schedule, p, m, options):
     [
         ("gpipe", 2, {}),
         ("1f1b", 4, {"layer_to_stage": [0, 1, 2, 2, 3]}),  # stage 1 has no parameters, stage 2 none that train
-        ("chimera-1-concatenate", 2, {"recompute": True, "layer_to_stage": [0, 0, 0, 0, 1]}),
+        ("chimera-1-concatenate", 2, {"recompute": "full", "layer_to_stage": [0, 0, 0, 0, 1]}),
         ("text-forked", 3, {}),
     ],
 )
@@ -371,7 +371,7 @@ def caller_stream(group):
     before = torch.get_rng_state()
     with torch.device("meta"):
         layers = bert_layers(runtime_cases.bert_config())
-    pipe = pipeline(group, layers, make_loss("bert"), make_schedule("1f1b", 2, 3), recompute=True)
+    pipe = pipeline(group, layers, make_loss("bert"), make_schedule("1f1b", 2, 3), recompute="full")
     batch = microbatches("bert", 0, range(3), torch.float32)
     pipe.step(*batch)
     pipe.evaluate(*batch)
@@ -385,12 +385,13 @@ def test_the_callers_random_stream_is_left_alone(ranks):
     assert ranks.run(2, caller_stream) == [True, True]
 
 
-def train_with_zero_grad(group, zero_grad):
-    pipe = pipeline(group, make_layers("bert"), make_loss("bert"), make_schedule("chimera-1-concatenate", 2, 2))
+def train_with_zero_grad(group, zero_grad, options):
+    layers = make_layers("bert", torch.float32)
+    pipe = pipeline(group, layers, make_loss("bert"), make_schedule("chimera-1-concatenate", 2, 2), **options)
     optimizer = torch.optim.AdamW([p for _, p in pipe.optimizer_parameters()], **runtime_cases.ADAMW)
     losses = []
     for step in range(3):
-        losses.append(pipe.step(*microbatches("bert", step, range(2))).item())
+        losses.append(pipe.step(*microbatches("bert", step, range(2), torch.float32)).item())
         optimizer.step()
         if zero_grad:
             optimizer.zero_grad(set_to_none=zero_grad == "none")
@@ -398,11 +399,13 @@ def train_with_zero_grad(group, zero_grad):
     return losses, [hashable(a) for a in snapshot(dict(pipe.named_parameters())).values()]
 
 
-def test_zero_grad_is_harmless(ranks):
-    """The usual ``zero_grad`` of a training loop, in either form, changes nothing."""
-    plain = ranks.run(2, train_with_zero_grad, "")
-    assert ranks.run(2, train_with_zero_grad, "none") == plain
-    assert ranks.run(2, train_with_zero_grad, "zero") == plain
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"shard_optimizer": True}], ids=str)
+def test_zero_grad_is_harmless(ranks, options):
+    """The usual ``zero_grad`` of a training loop, in either form, changes nothing, and updates need no more than it."""
+    plain = ranks.run(2, train_with_zero_grad, "", options)
+    assert len(set(plain[0][0])) == 3
+    assert ranks.run(2, train_with_zero_grad, "none", options) == plain
+    assert ranks.run(2, train_with_zero_grad, "zero", options) == plain
 
 
 def step_in_order(group, order, schedule):

@@ -4,7 +4,16 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from runtime_cases import NUM_LAYERS, SEED, make_layers, make_loss, microbatches, relative_error, snapshot
+from runtime_cases import (
+    BUCKET_BYTES,
+    NUM_LAYERS,
+    SEED,
+    make_layers,
+    make_loss,
+    microbatches,
+    reduced_gradients,
+    relative_error,
+)
 from runtime_oracle import serial_history
 
 from chimera.errors import InfeasibleError, UsageError
@@ -99,7 +108,8 @@ def cases(draw, schedules):
         "microbatch_to_route": schedule.microbatch_to_route,
         "cut": [sum(layer >= begin for begin in begins) for layer in range(NUM_LAYERS)],
         "model": draw(st.sampled_from(MODELS)),
-        "recompute": draw(st.booleans()),
+        "recompute": draw(st.sampled_from(["none", "full"])),
+        "shard": draw(st.booleans()),
         "reduce": draw(st.sampled_from(REDUCTION_MODES)),
     }
 
@@ -120,13 +130,16 @@ def first_step(group, case):
         layer_to_stage=case["cut"],
         recompute=case["recompute"],
         reduce=case["reduce"],
+        shard_optimizer=case["shard"],
+        bucket_bytes=BUCKET_BYTES,
         seed=SEED,
         timeout_s=30.0,
     )
     loss = pipe.step(*microbatches(case["model"], 0, range(schedule.num_microbatches))).item()
     norm = pipe.gradient_norm()
+    gradients = reduced_gradients(pipe, shard=case["shard"])
     pipe.close()
-    return loss, norm, snapshot({name: parameter.grad for name, parameter in pipe.named_parameters()})
+    return loss, norm, gradients
 
 
 def assert_equals_one_process(ranks, case):

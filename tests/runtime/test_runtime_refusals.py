@@ -10,7 +10,6 @@ from torch.nn import functional
 
 from chimera.errors import ChimeraError, ScheduleError, UsageError
 from chimera.ir.text_form import from_text
-from chimera.runtime.groups import check_world_size
 from chimera.runtime.pipeline import Pipeline
 from chimera.schedules import build_schedule
 
@@ -98,23 +97,14 @@ def test_a_world_that_p_does_not_divide_is_refused_on_every_rank(ranks):
     """The message names the factors and the nearest legal sizes."""
     messages = ranks.run(3, message_of, 2)
     assert len(set(messages)) == 1
-    assert "world size 3 is not a multiple of the schedule's p = 2" in messages[0]
-    assert "start 2 or 4 processes" in messages[0]
-    assert "p among 1, 3" in messages[0]
+    assert "world size 3 is not a multiple of t · p = 1 · 2 = 2; start 2 or 4 processes" in messages[0]
+    assert "(tensor, data, pipeline) to one of (1, 1, 3), (1, 3, 1)" in messages[0]
 
 
 def test_a_process_on_its_own_needs_a_schedule_of_one_rank():
     """Without a group the world has one rank; the message says how many processes to start."""
-    with pytest.raises(UsageError, match=r"world size 1 .*p = 4.*start 4 processes"):
+    with pytest.raises(UsageError, match=r"world size 1 .*p = 1 · 4 = 4; start 4 processes"):
         Pipeline(layers_of(4), build_schedule("1f1b", ranks=4, microbatches=2), functional.mse_loss)
-
-
-def test_p_times_d_has_to_be_the_world_size():
-    """Given both factors, the nearest legal pairs are named."""
-    assert check_world_size(8, 4) == 2
-    assert check_world_size(8, 4, 2) == 2
-    with pytest.raises(UsageError, match=r"p = 3 times d = 2 makes 6; start 6 processes.*\(2, 4\), \(4, 2\)"):
-        check_world_size(8, 3, 2)
 
 
 @pytest.mark.parametrize("layer", [nn.Flatten, lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))])

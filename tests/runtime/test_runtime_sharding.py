@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from chimera.errors import UsageError
 from chimera.plan.buffers import state_bytes
-from chimera.runtime.communicator import Communicator
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.communicator import Communicator
 
-WIDTH = 64
+WIDTH = 256
 LAYERS_PER_STAGE = 2
 
 
@@ -55,7 +55,7 @@ def bytes_kept(group, schedule, p, *, shard, dtype):
         timeout_s=20.0,
     )
     optimizer = adamw(pipe)
-    inputs = torch.ones(2 * p, WIDTH, dtype=getattr(torch, dtype))
+    inputs = torch.ones(p, WIDTH, dtype=getattr(torch, dtype))
     pipe.step(inputs, inputs)
     optimizer.step()
     pipe.publish_weights()

@@ -67,7 +67,7 @@ def test_overrides_are_typed_by_their_option(tmp_path):
         train__steps="1_000",
         optimizer__learning_rate="2e-3",
         optimizer__betas="[0.9, 0.95]",
-        schedule__recompute="true",
+        schedule__recompute="full",
         train__dtype="bf16",
         model__dropout="0",
         data__corpus="2024",
@@ -76,7 +76,7 @@ def test_overrides_are_typed_by_their_option(tmp_path):
     assert config.train.steps == 1000
     assert config.optimizer.learning_rate == 0.002
     assert config.optimizer.betas == (0.9, 0.95)
-    assert config.schedule.recompute is True
+    assert config.schedule.recompute == "full"
     assert config.train.dtype == "bf16"
     assert config.model.dropout == 0.0
     assert config.data.corpus == "2024"
@@ -105,7 +105,7 @@ def test_hyphens_stand_for_underscores(tmp_path):
         ("optimizer.clip_norm", "no", r"--optimizer.clip_norm = 'no'; needed: a number or \"none\""),
         ("optimizer.betas", "0.9", r"--optimizer.betas = 0.9; needed: a list of 2 numbers"),
         ("train.dtype", "fp64", r"--train.dtype = 'fp64'; needed: \"fp32\" or \"bf16\" or \"fp16\" or \"fp8\""),
-        ("schedule.recompute", "yes", r"--schedule.recompute = 'yes'; needed: true or false"),
+        ("metrics.tensorboard", "yes", r"--metrics.tensorboard = 'yes'; needed: true or false"),
         ("train.steps", "0", r"\[train\] steps = 0 must be a whole number of at least 1"),
         ("train.evaluation_samples", "7", r"7 does not divide into whole micro-batches of 2 .*try 6 or 8"),
         ("optimizer.learning_rate", "inf", r"learning_rate = inf must be a finite number"),

@@ -142,7 +142,7 @@ def test_checkpoints_hold_every_parameter_once(whole):
     "change",
     [
         {"schedule__name": "1f1b"},
-        {"schedule__name": "gpipe", "schedule__recompute": "true"},
+        {"schedule__name": "gpipe", "schedule__recompute": "full"},
         {"train__accumulation_runs": 2, "schedule__microbatches": 2},
         {"parallel__data": 2, "schedule__microbatches": 2},
         {"parallel__pipeline": 1, "schedule__name": "gpipe"},
@@ -150,6 +150,8 @@ def test_checkpoints_hold_every_parameter_once(whole):
         {"schedule__name": "zb-v"},
         {"parallel__data": 2, "schedule__microbatches": 2, "parallel__shard_optimizer": "true"},
         {"parallel__shard_optimizer": "true", "parallel__bucket_mib": 0.001, "schedule__reduce": "end"},
+        {"parallel__tensor": 2, "schedule__recompute": "selective"},
+        {"parallel__tensor": 2, "parallel__sequence": "true", "schedule__name": "1f1b"},
     ],
     ids=lambda change: " ".join(f"{name}={value}" for name, value in change.items()),
 )
@@ -208,6 +210,7 @@ def test_fp16_finds_its_loss_scale(folder, whole):
         {"parallel__data": 2, "schedule__microbatches": 2},
         {"schedule__name": "1f1b", "parallel__shard_optimizer": "false"},
         {"parallel__pipeline": 1, "schedule__name": "gpipe"},
+        {"parallel__tensor": 2, "parallel__sequence": "true"},
     ],
     ids=lambda change: " ".join(f"{name}={value}" for name, value in change.items()),
 )
@@ -217,6 +220,20 @@ def test_a_sharded_run_goes_on_under_another_layout(folder, whole, change):
     shutil.copytree(sharded(folder), out)
     options = {"train__out": out, "parallel__shard_optimizer": "true"} | change
     run_local(small_config(folder, train__steps=4, **options), resume=True)
+    for row, expected in zip(losses(out), losses(folder / "whole"), strict=False):
+        assert row == pytest.approx(expected, rel=2e-4)
+    assert len(losses(out)) == 4
+
+
+def test_a_run_of_shared_layers_goes_on_alone(folder, whole):
+    """What two tensor-parallel ranks saved, divided sequences and sharded states and all, one rank takes up whole."""
+    out = folder / "shared"
+    options = {"parallel__tensor": 2, "parallel__sequence": "true", "parallel__shard_optimizer": "true"}
+    shared = run_local(small_config(folder, train__out=out, train__steps=2, **options))
+    shapes = {name: tensor.shape for name, tensor in tensors_of(shared.checkpoint).items()}
+    assert shapes == {name: tensor.shape for name, tensor in tensors_of(whole[0].checkpoint).items()}
+    alone = {"parallel__pipeline": 1, "schedule__name": "gpipe"}
+    run_local(small_config(folder, train__out=out, train__steps=4, **alone), resume=True)
     for row, expected in zip(losses(out), losses(folder / "whole"), strict=False):
         assert row == pytest.approx(expected, rel=2e-4)
     assert len(losses(out)) == 4

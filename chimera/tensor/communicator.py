@@ -11,14 +11,33 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from chimera.errors import StalledError
 
-__all__ = ["Communicator", "Pending"]
+__all__ = ["Communicator", "Pending", "default_backend", "own_store"]
 
 _NEVER_SENT = 1 << 20
 """A tag without a sender: routes and the control group's few uses are numbered from 0."""
+
+
+def own_store(world: "dist.ProcessGroup | None") -> Store | None:
+    """Return the store of ``world`` under a prefix that no earlier or later call gets; all its ranks call this."""
+    if world is None:
+        return None
+    store = world.get_group_store()
+    # Each rank counts its own calls, and all make the same calls: equal numbers without a message.
+    return PrefixStore(f"chimera/{store.add(f'chimera/runs/{world.rank()}', 1)}", store)
+
+
+def default_backend(store: Store | None, rank: int, size: int, device: torch.device) -> str:
+    """Choose NCCL where all ranks have a CUDA device each; it refuses two ranks on one device."""
+    if device.type != "cuda" or store is None or not dist.is_nccl_available():
+        return "gloo"
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    store.set(f"device/{rank}", uuid)
+    devices = [store.get(f"device/{other}") for other in range(size)]
+    return "nccl" if len(set(devices)) == size else "gloo"
 
 
 class Pending:
@@ -32,12 +51,18 @@ class Pending:
         self._what = what
         self._members = members
 
-    def when_done(self, call: Callable[[], None]) -> None:
+    def when_done(self, call: Callable[[], None]) -> bool:
         """Call ``call`` at the end: from another thread on gloo, on a stream that has waited for it on NCCL.
 
-        Not every operation of gloo can say; a gather can.
+        Returns:
+            False where the operation cannot tell, as gloo's reduce-scatter.
         """
-        self._work.get_future().add_done_callback(lambda _: call())
+        try:
+            future = self._work.get_future()
+        except RuntimeError:
+            return False
+        future.add_done_callback(lambda _: call())
+        return True
 
     def wait(self) -> None:
         """Wait for the end: on gloo the host waits, on NCCL the current stream.
@@ -90,13 +115,21 @@ class Communicator:
         """Start summing over all members, in place."""
         return self._start("summing over", self.ranks, self._group.allreduce, [tensor])
 
+    def maximum(self, tensor: torch.Tensor) -> Pending:
+        """Start taking the largest of all members' values, in place."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
+        return self._start("a maximum over", self.ranks, self._group.allreduce, [tensor], options)
+
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
-        """Start writing every member's ``tensor`` into the contiguous ``output``, one after another in rank order."""
-        return self._start("gathering from", self.ranks, self._group._allgather_base, output, tensor)  # noqa: SLF001
+        """Start writing every member's contiguous ``tensor`` to ``output``, one after another in rank order."""
+        gather = self._group._allgather_base  # noqa: SLF001 - the form that takes one output
+        return self._start("gathering from", self.ranks, gather, output.view(-1), tensor.view(-1))
 
     def reduce_scatter(self, output: torch.Tensor, tensor: torch.Tensor) -> Pending:
         """Start summing the contiguous ``tensor`` over all members; each gets its part, by rank, in ``output``."""
-        return self._start("summing over", self.ranks, self._group._reduce_scatter_base, output, tensor)  # noqa: SLF001
+        scatter = self._group._reduce_scatter_base  # noqa: SLF001 - the form that takes one input
+        return self._start("summing over", self.ranks, scatter, output.view(-1), tensor.view(-1))
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Pending:
         """Start copying the tensor of ``root`` to all members."""
