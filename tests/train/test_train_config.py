@@ -272,3 +272,13 @@ def test_a_schedule_file_has_its_own_sizes(tmp_path):
         layout_of(small_config(tmp_path, schedule__name=path))
     with pytest.raises(ConfigError, match=r"has 2 ranks, parallel.pipeline is 1; set parallel.pipeline to 2"):
         layout_of(small_config(tmp_path, schedule__name=path, schedule__microbatches="none", parallel__pipeline=1))
+
+
+def test_lists_of_any_length_are_read_and_written(tmp_path):
+    """Datasets and weights come from a file or an override, as TOML lists, and read back; a wrong item is named."""
+    overrides = {"data.corpus": "bundled", "data.datasets": '["a", "b"]', "data.weights": "[1, 0.5]"}
+    config = make_config(small_document(tmp_path), overrides)
+    assert (config.data.datasets, config.data.weights) == (("a", "b"), (1.0, 0.5))
+    assert make_config(tomllib.loads(to_toml(config))) == config
+    with pytest.raises(ConfigError, match=r"data\.weights = \['a'\]; needed: a list, each item a number"):
+        make_config(small_document(tmp_path), {"data.weights": '["a"]'})
