@@ -116,7 +116,7 @@ def bert_large_flops(sequence_length: int) -> float:
     V = 30,522. All positions are decoded, which overstates what BERT's masked positions take.
 
     >>> round(bert_large_flops(512) / 1e12, 3)
-    1.107
+    1.101
     """
     s, h, layers = sequence_length, _HIDDEN, _LAYERS
     return 72.0 * layers * s * h * h * (1 + s / (6 * h) + _WORDS / (12 * h * layers))
