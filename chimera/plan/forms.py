@@ -78,9 +78,7 @@ def _steady_1f1b(x: FormSizes) -> Number:
 
 
 def _hops_interleaved(x: FormSizes) -> Number:
-    return np.where(
-        np.asarray(x.chunks) > 1, np.maximum(2 * (x.ranks * x.chunks - 1) - x.ranks, 0.0), _hops_1f1b(x)
-    )
+    return np.where(np.asarray(x.chunks) > 1, np.maximum(2 * (x.ranks * x.chunks - 1) - x.ranks, 0.0), _hops_1f1b(x))
 
 
 def _steady_interleaved(x: FormSizes) -> Number:
@@ -155,9 +153,7 @@ FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
             activations=_up_to(lambda x: 2 * x.ranks - 1),
         ),
         "interleaved-zb": ClosedForm(
-            bubble=lambda x: (
-                (x.ranks - 1) * np.maximum(x.forward + x.input_grad - x.weight_grad, x.forward) / x.chunks
-            ),
+            bubble=lambda x: (x.ranks - 1) * np.maximum(x.forward + x.input_grad - x.weight_grad, x.forward) / x.chunks,
             activations=_up_to(lambda x: x.ranks),
         ),
         "zb-v": ClosedForm(
@@ -182,9 +178,7 @@ FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
             ends="shared",
         ),
         "dualpipev": ClosedForm(
-            bubble=lambda x: (
-                (x.ranks - 1) / 2 * np.maximum(x.total + x.backward - 3 * x.weight_grad, x.forward)
-            ),
+            bubble=lambda x: (x.ranks - 1) / 2 * np.maximum(x.total + x.backward - 3 * x.weight_grad, x.forward),
             activations=lambda x: x.ranks + 0.5,
             ends="together",
         ),
