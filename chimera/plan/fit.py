@@ -126,7 +126,7 @@ def fit_constants(
         known = [start.device[name] if base == "device" else start.software[base][name] for base, name in names]
         point = np.log(np.array(known) / origin)
     for restart in range(restarts):
-        point = simplex(cost, point, size=0.15 if restart == 0 else 0.07, steps=steps)
+        point = simplex(cost, point, size=max(0.3 / 2**restart, 0.07), steps=steps)
     return fitted(point)
 
 
