@@ -11,8 +11,9 @@ from chimera.errors import ConfigError, UsageError
 from chimera.ir.checks import check
 from chimera.models import bert_layers, count_parameters
 from chimera.passes.lower import lower
+from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config_file import SECTIONS, load_config, make_config, to_toml
-from chimera.train.layout import bert_layer_costs, layers_per_stage, layout_of, predicted_bubble
+from chimera.train.layout import bert_layer_costs, layout_of, predicted_bubble
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
@@ -29,8 +30,8 @@ def test_every_shipped_configuration_runs(path):
     layout = layout_of(config)
     check(lower(layout.schedule, reduce=config.schedule.reduce))
     assert layout.schedule.num_ranks == config.parallel.pipeline
-    assert min(layers_per_stage(layout.layer_to_stage)) >= 1
-    assert sum(layers_per_stage(layout.layer_to_stage)) == config.model.num_layers + 2
+    assert set(layout.layer_to_stage) == set(range(layout.schedule.num_stages))
+    assert len(layout.layer_to_stage) == config.model.num_layers + 2
     assert config.train.out == f"runs/{path.stem}"
     assert config.learning_rate.total_steps == config.train.steps
 
@@ -191,7 +192,27 @@ def test_layers_are_cut_by_their_cost(tmp_path):
     costs = bert_layer_costs(config.model, config.data)
     assert costs[1:-1] == (4 * s * h * h + 2 * s * s * h + 2 * s * h * 4 * h,) * 8
     assert costs[-1] == 2 * (h * h + h * v) + h * h + 2 * h
-    assert layers_per_stage(layout_of(config).layer_to_stage) == (3, 3, 3, 1)
+    assert layout_of_cut(layout_of(config).layer_to_stage) == "Ett|ttt|ttt|L"
+
+
+@pytest.mark.parametrize(
+    ("cut", "layout"),
+    [
+        ("count", "Ett|tt|tt|ttL"),
+        ("Et|t*5|t|tL", "Et|t*5|t|tL"),
+        ("E|t*8|(|)*0,L", None),
+        ("Et*8L", None),
+        ("even", None),
+    ],
+)
+def test_layers_are_cut_as_asked(tmp_path, cut, layout):
+    """By number of blocks, or as a layout of Megatron-LM's says, which has to have as many stages and blocks."""
+    config = small_config(tmp_path, model__num_layers=8, parallel__pipeline=4, parallel__cut=cut)
+    if layout is not None:
+        assert layout_of_cut(layout_of(config).layer_to_stage) == layout
+        return
+    with pytest.raises(ConfigError, match=r"\[parallel\] cut"):
+        layout_of(config)
 
 
 def test_backward_halving_runs_half_micro_batches(tmp_path):
@@ -251,3 +272,13 @@ def test_a_schedule_file_has_its_own_sizes(tmp_path):
         layout_of(small_config(tmp_path, schedule__name=path))
     with pytest.raises(ConfigError, match=r"has 2 ranks, parallel.pipeline is 1; set parallel.pipeline to 2"):
         layout_of(small_config(tmp_path, schedule__name=path, schedule__microbatches="none", parallel__pipeline=1))
+
+
+def test_lists_of_any_length_are_read_and_written(tmp_path):
+    """Datasets and weights come from a file or an override, as TOML lists, and read back; a wrong item is named."""
+    overrides = {"data.corpus": "bundled", "data.datasets": '["a", "b"]', "data.weights": "[1, 0.5]"}
+    config = make_config(small_document(tmp_path), overrides)
+    assert (config.data.datasets, config.data.weights) == (("a", "b"), (1.0, 0.5))
+    assert make_config(tomllib.loads(to_toml(config))) == config
+    with pytest.raises(ConfigError, match=r"data\.weights = \['a'\]; needed: a list, each item a number"):
+        make_config(small_document(tmp_path), {"data.weights": '["a"]'})
