@@ -75,7 +75,7 @@ class Recorder:
         self._groups = groups
         self._on_cuda = groups.device.type == "cuda"
         self._spans: list[_Span] = []
-        self.mark: Callable[[], Mark] = self._event if self._on_cuda else time.perf_counter
+        self.mark: Callable[[], Mark] = _event if self._on_cuda else time.perf_counter
         """Returns this moment: on the stream where there is one, else on the host's clock."""
         self._base: tuple[float, torch.cuda.Event] | None = None
         self._offset_s: float | None = None
@@ -93,11 +93,6 @@ class Recorder:
             event.record()
             self._base = (time.perf_counter(), event)
 
-    def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
     def add(self, position: int, lane: Lane, start: Mark, end: Mark) -> None:
         """Record one span of the action at ``position`` of this rank's program."""
         self._spans.append((position, lane, start, end))
@@ -106,11 +101,8 @@ class Recorder:
         """Note when ``collectives``, which have just been started, end."""
         ends = Ends(len(collectives), [])
         for pending in collectives:
-            pending.when_done(partial(self._note, ends.marks))
+            pending.when_done(partial(_note, ends.marks, self.mark))
         return ends
-
-    def _note(self, marks: list[Mark]) -> None:
-        marks.append(self.mark())
 
     def add_until(self, position: int, lane: Lane, start: Mark, ends: Ends) -> None:
         """Record one span that lasted until the last of ``ends``, or until now where not all of them could be told."""
@@ -128,7 +120,7 @@ class Recorder:
         if gathers:
             gather = self._next_gather = _Gather(start)
             for pending in gathers:
-                pending.when_done(partial(self._note, gather.ends))
+                pending.when_done(partial(_note, gather.ends, self.mark))
 
     def waited(self, start: Mark) -> None:
         """Note that a forward has waited for gathered weights since ``start``."""
@@ -221,3 +213,17 @@ class Recorder:
             control.receive(clock, rank, _TAG).wait()
             clock[0] = time.perf_counter()
             control.send(clock, rank, _TAG).wait()
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _note(marks: list[Mark], mark: Callable[[], Mark]) -> None:
+    """Note this moment. No method: called from a communicator's own thread, it must not be the last to hold its group.
+
+    A group that its own thread lets go ends the process.
+    """
+    marks.append(mark())
