@@ -78,18 +78,22 @@ def _steady_1f1b(x: FormSizes) -> Number:
 
 
 def _hops_interleaved(x: FormSizes) -> Number:
-    return np.where(np.asarray(x.chunks) > 1, np.maximum(2 * (x.ranks * x.chunks - 1) - x.ranks, 0.0), _hops_1f1b(x))
+    looped = np.maximum(2 * (x.ranks * x.chunks - 1) - x.ranks, 0.0)
+    hops: Number = np.where(np.asarray(x.chunks) > 1, looped, _hops_1f1b(x))
+    return hops
 
 
 def _steady_interleaved(x: FormSizes) -> Number:
-    return np.where(np.asarray(x.chunks) > 1, 0.0, _steady_1f1b(x))
+    hops: Number = np.where(np.asarray(x.chunks) > 1, 0.0, _steady_1f1b(x))
+    return hops
 
 
 def _bubble_chimera(x: FormSizes) -> Number:
     """Return the idle time of units of p micro-batches in a row (Li and Hoefler 2021, §3.5, for the first)."""
     per_unit = np.maximum(x.ranks / x.pairs - 2, 0.0)
     more_units = np.maximum(np.ceil(x.microbatches / x.ranks) - 1, 0.0)
-    return per_unit * (x.backward + more_units * np.maximum(x.backward - x.forward, 0.0))
+    bubble: Number = per_unit * (x.backward + more_units * np.maximum(x.backward - x.forward, 0.0))
+    return bubble
 
 
 def _bubble_gems(x: FormSizes) -> Number:
