@@ -15,7 +15,14 @@ from torch.nn import functional
 
 from chimera.models.config import TransformerConfig, require_count
 from chimera.models.losses import IGNORED_LABEL, Term, count_labels, cross_entropy_term
-from chimera.models.transformer import Decoder, TransformerBlock, first_positions, initialise, padding_mask
+from chimera.models.transformer import (
+    BlockForm,
+    Decoder,
+    TransformerBlock,
+    first_positions,
+    initialise,
+    padding_mask,
+)
 from chimera.tensor.dropout import dropout
 from chimera.tensor.linear import Linear
 from chimera.tensor.parallel import ALONE, TensorParallel
@@ -101,7 +108,7 @@ class BertBlock(TransformerBlock):
     fields: ClassVar[tuple[str, ...]] = ("attention_mask",)
 
     def __init__(self, config: BertConfig, parallel: TensorParallel = ALONE) -> None:
-        super().__init__(config, parallel, causal=False, gelu="none")
+        super().__init__(config, parallel, form=BlockForm(causal=False, activation="gelu"))
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Map ``[b, s, h]``, or this rank's part, to as much.

@@ -26,7 +26,7 @@ class TransformerConfig:
         dropout: Probability on embeddings and on both residual branches.
         attention_dropout: Probability on the attention weights.
         initializer_range: Standard deviation of initial weights.
-        layer_norm_eps: Added to the variance in every LayerNorm.
+        layer_norm_eps: Added to the variance, or the mean square, in every norm.
         tied_decoder: Whether the decoder's weight is the word embedding's.
 
     Raises:
@@ -50,7 +50,7 @@ class TransformerConfig:
             require_count(option, getattr(self, option))
         if self.intermediate_size is not None:
             require_count("intermediate_size", self.intermediate_size, hint=" (leave it out for 4 × hidden_size)")
-        self._require_equal_heads()
+        self.require_equal_heads()
         for option in ("dropout", "attention_dropout"):
             value = getattr(self, option)
             if not 0.0 <= value < 1.0:
@@ -62,7 +62,12 @@ class TransformerConfig:
             if not (value > 0.0 and math.isfinite(value)):
                 raise ConfigError(f"[model] {option} = {value!r} must be a finite number above 0")
 
-    def _require_equal_heads(self) -> None:
+    def require_equal_heads(self) -> None:
+        """Refuse heads of unequal size.
+
+        Raises:
+            ConfigError: Naming sizes that would do.
+        """
         rest = self.hidden_size % self.num_heads
         if rest == 0:
             return
@@ -80,6 +85,16 @@ class TransformerConfig:
         """
         for option, value in (("num_heads", self.num_heads), ("intermediate_size", self.feed_forward_size)):
             require_divisible(option, value, size)
+
+    @property
+    def head_size(self) -> int:
+        """Width of a head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values: as many as of queries, where groups of these do not share them."""
+        return self.num_heads
 
     @property
     def feed_forward_size(self) -> int:
