@@ -30,6 +30,7 @@ __all__ = ["RuntimeRow", "bench_runtime"]
 
 _TIMEOUT_S = 300.0
 _DEFAULT_CHUNKS = 2
+_TOGETHER = "pairs together"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class RuntimeRow:
     """One contender's figures.
 
     Attributes:
-        name: the schedule; torch's begin with "torch".
+        name: the schedule; torch's begin with "torch", those whose pairs run as one end with "pairs together".
         ideal_s: the schedule's makespan with free communication; None where it is unknown.
         step_s: the median step, of the slowest rank.
         ratio: step_s over ideal_s.
@@ -56,10 +57,29 @@ class RuntimeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class _Own:
+    """One of our contenders; its pairs run together where ``costs`` have a time for them."""
+
+    name: str
+    schedule: Schedule
+    costs: Costs
+
+    @property
+    def together(self) -> bool:
+        """Whether its pairs run together."""
+        return self.costs.overlap is not None
+
+    @property
+    def ideal_s(self) -> float:
+        """The makespan with free communication."""
+        return simulate(self.schedule, self.costs, pairs_together=self.together).makespan
+
+
+@dataclass(frozen=True, slots=True)
 class _Job:
     """What every rank is told to measure."""
 
-    schedules: tuple[tuple[str, Schedule], ...]
+    own: tuple[_Own, ...]
     torch_names: tuple[str, ...]
     ranks: int
     microbatches: int
@@ -77,6 +97,7 @@ def bench_runtime(
     forward_ms: float = 20.0,
     backward_ms: float = 40.0,
     weight_grad_ms: float | None = None,
+    overlap_ms: float | None = None,
     message_bytes: int = 262144,
     runs: int = 5,
     against: Literal["none", "torch"] = "none",
@@ -85,8 +106,9 @@ def bench_runtime(
 ) -> None:
     """Measure step times of schedules on the virtual device against their ideal, and the runtime's own CPU time.
 
-    --chunks, --pairs and --unit go to the schedules that take them. With --against torch, the schedule of
-    torch.distributed.pipelining of the same name runs in turn with ours; where it has none, every one it offers.
+    --chunks, --pairs, --unit, --waves and --memory-limit go to the schedules that take them. With --against torch, the
+    schedule of torch.distributed.pipelining of the same name runs in turn with ours; where it has none, every one it
+    offers. A schedule with pairs of a forward and a backward is measured twice: with one after the other, and together.
 
     Example:
         chimera bench runtime 1f1b chimera --ranks 8 --microbatches 8 --against torch
@@ -97,6 +119,7 @@ def bench_runtime(
         forward_ms: forward of one micro-batch on one rank (a chunk takes 1/v of it)
         backward_ms: whole backward, likewise
         weight_grad_ms: the part of it that a W takes (default: half)
+        overlap_ms: a forward and a backward run together as a pair (default: their sum)
         message_bytes: size of every activation and gradient that is sent
         runs: measured runs; the median is printed
         against: another runtime to measure in turn
@@ -109,23 +132,25 @@ def bench_runtime(
     for option, value, least in (("runs", runs, 1), ("message-bytes", message_bytes, 4)):
         if value < least:
             raise UsageError(f"--{option} {value}: needed: at least {least}")
-    if min(forward_ms, backward_ms) < 0:
-        raise UsageError("--forward-ms and --backward-ms are times; needed: at least 0")
-    schedules = tuple((n, load_schedule(n, own)) for n, own in zip(names, sizes_for(names, sizes), strict=True))
+    if min(forward_ms, backward_ms, overlap_ms or 0.0) < 0:
+        raise UsageError("--forward-ms, --backward-ms and --overlap-ms are times; needed: at least 0")
+    costs = Costs(
+        forward=forward_ms / 1e3,
+        backward=backward_ms / 1e3,
+        weight_grad=None if weight_grad_ms is None else weight_grad_ms / 1e3,
+    )
+    schedules = tuple((n, load_schedule(n, own, costs)) for n, own in zip(names, sizes_for(names, sizes), strict=True))
     ranks = {schedule.num_ranks for _, schedule in schedules}
     if len(ranks) != 1:
         raise UsageError(f"the schedules have {', '.join(map(str, sorted(ranks)))} ranks; needed: all the same")
+    paired = replace(costs, overlap=(forward_ms + backward_ms if overlap_ms is None else overlap_ms) / 1e3)
     job = _Job(
-        schedules=schedules,
+        own=tuple(own for name, schedule in schedules for own in _forms(name, schedule, costs, paired)),
         torch_names=_counterparts(schedules) if against == "torch" else (),
         ranks=ranks.pop(),
         microbatches=sizes.microbatches or schedules[0][1].num_microbatches,
         chunks=sizes.chunks or _DEFAULT_CHUNKS,
-        costs=Costs(
-            forward=forward_ms / 1e3,
-            backward=backward_ms / 1e3,
-            weight_grad=None if weight_grad_ms is None else weight_grad_ms / 1e3,
-        ),
+        costs=costs,
         message_bytes=message_bytes,
         runs=runs,
         backend=backend,
@@ -135,6 +160,20 @@ def bench_runtime(
         print(json_form.dumps([asdict(row) for row in rows], indent=1))
         return
     _print(rows, job)
+
+
+def _forms(name: str, schedule: Schedule, costs: Costs, paired: Costs) -> list[_Own]:
+    """Return a schedule as it runs without overlapped forms, and beside it, where it has pairs, with them."""
+    own = [_Own(name, schedule, costs)]
+    if schedule.table.paired.any():
+        own.append(_Own(f"{name}, {_TOGETHER}", schedule, paired))
+    return own
+
+
+def _without_times(job: _Job) -> _Job:
+    free = Costs(forward=0.0, backward=0.0)
+    own = tuple(replace(own, costs=replace(free, overlap=0.0) if own.together else free) for own in job.own)
+    return replace(job, own=own, costs=free)
 
 
 def _counterparts(schedules: Sequence[tuple[str, Schedule]]) -> tuple[str, ...]:
@@ -166,7 +205,7 @@ class _Measure:
                 dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
             waiting = _contenders(self.job)
             measured = measure(waiting, self.job.runs)
-            idle = _contenders(replace(self.job, costs=Costs(forward=0.0, backward=0.0)))
+            idle = _contenders(_without_times(self.job))
             spent = measure(idle, self.job.runs)
             rows = [_row(contender, measured, spent, self.job) for contender in waiting]
             if group is None:
@@ -175,7 +214,7 @@ class _Measure:
 
 
 def _contenders(job: _Job) -> list[Contender]:
-    return [ours(name, schedule, job.costs, job.message_bytes, job.backend) for name, schedule in job.schedules] + [
+    return [ours(own.name, own.schedule, own.costs, job.message_bytes, job.backend) for own in job.own] + [
         torchs(
             name,
             ranks=job.ranks,
@@ -191,9 +230,9 @@ def _contenders(job: _Job) -> list[Contender]:
 def _row(
     contender: Contender, measured: dict[str, Measurement], spent: dict[str, Measurement], job: _Job
 ) -> RuntimeRow:
-    own = dict(job.schedules)
-    schedule = own.get(contender.name) or own.get(contender.name.removeprefix("torch "))
-    ideal = simulate(schedule, job.costs).makespan if schedule is not None else None
+    own = {one.name: one for one in job.own}
+    found = own.get(contender.name) or own.get(contender.name.removeprefix("torch "))
+    ideal = found.ideal_s if found is not None else None
     times = measured[contender.name]
     cpu_us = spent[contender.name].median_cpu_s * 1e6
     return RuntimeRow(
@@ -226,13 +265,18 @@ def _print(rows: list[RuntimeRow], job: _Job) -> None:
         ],
     )
     out.print()
-    print_wrapped(
-        out,
+    note = (
         f"{job.ranks} ranks, {job.microbatches} micro-batches, messages of {job.message_bytes:,} bytes, "
         f"{'through shared memory' if job.backend == 'auto' else 'over gloo'} (torch: over gloo); median of "
         f"{job.runs} runs. Ideal: the schedule with free communication. CPU: with no computation, of all ranks "
-        "together; a pair is one micro-batch's forward and backward through one chunk per rank.",
+        "together; per pair: of one micro-batch's forward and backward through one chunk per rank."
     )
+    if any(own.together for own in job.own):
+        note += (
+            f" {_TOGETHER.capitalize()}: each overlapped pair is one span with both results at its end; in the row "
+            "above, its forward runs and then its backward."
+        )
+    print_wrapped(out, note)
     torchs_rows = [row for row in rows if row.name.startswith("torch ")]
     if torchs_rows:
         best = min(torchs_rows, key=lambda row: row.step_s)

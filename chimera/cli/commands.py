@@ -38,7 +38,16 @@ COMMANDS = (
     Command("schedule explain", "chimera.cli.schedule_explain:schedule_explain", "Say what would remove idle time."),
     Command("schedule build", "chimera.cli.schedule_build:schedule_build", "Search the best order for a placement."),
     Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
+    Command("data wikipedia", "chimera.cli.data_wikipedia:data_wikipedia", "Turn a dump of Wikipedia into text."),
+    Command("data tokenizer", "chimera.cli.data_tokenizer:data_tokenizer", "Train a tokenizer, or take one."),
+    Command("data build", "chimera.cli.data_build:data_build", "Tokenise text into an indexed dataset."),
+    Command("data merge", "chimera.cli.data_merge:data_merge", "Join indexed datasets."),
+    Command(
+        "data inspect", "chimera.cli.data_inspect:data_inspect", "Prove an indexed dataset, and show what is in it."
+    ),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
+    Command("bench reduce", "chimera.cli.bench_reduce:bench_reduce", "Measure where gradient reductions cost least."),
+    Command("bench data", "chimera.cli.bench_data:bench_data", "Measure tokenising, samples and indices."),
     Command("bench simulate", "chimera.cli.bench_simulate:bench_simulate", "Time building, checking and simulating."),
 )
 

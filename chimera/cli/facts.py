@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from chimera.ir.action import Kind
 from chimera.ir.checks_messages import Routing
 from chimera.ir.costs import MODEL_UNIT, Costs, StageCosts
 from chimera.ir.rows import Rows
@@ -13,7 +12,6 @@ from chimera.ir.versions import weight_versions
 __all__ = [
     "bytes_per_rank",
     "counted",
-    "is_synchronous",
     "messages_per_rank",
     "num_channels",
     "number",
@@ -88,10 +86,7 @@ def weight_copies(schedule: Schedule) -> float:
     >>> weight_copies(Schedule.from_text(["0F0 0B0", "1F0 1B0"], routes=[[0, 1], [1, 0]]))
     2.0
     """
-    if is_synchronous(schedule):
-        held = max(len(schedule.placement.stages_on(rank)) for rank in range(schedule.num_ranks))
-    else:
-        held = max(sum(versions.values()) for versions in weight_versions(schedule))
+    held = max(sum(versions.values()) for versions in weight_versions(schedule))
     return held * schedule.num_ranks / schedule.num_stages
 
 
@@ -132,8 +127,3 @@ def num_channels(schedule: Schedule) -> int:
     2
     """
     return len(np.unique(Routing.of(Rows.of(schedule)).channel))
-
-
-def is_synchronous(schedule: Schedule) -> bool:
-    """Return whether the optimizer steps once, after all micro-batches: no stage steps within the schedule."""
-    return not bool((schedule.table.kind == Kind.STEP).any())

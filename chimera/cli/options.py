@@ -21,6 +21,7 @@ from chimera.ir.schedule_file import read_schedule
 from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode, places_reductions
 from chimera.schedules import SCHEDULES, build_schedule
+from chimera.schedules.building import as_option
 from chimera.schedules.chimera import Unit
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "ScheduleName",
     "SizeOptions",
     "Sizes",
+    "costs_to_build",
     "load_schedule",
     "refuse_second_reductions",
     "sizes_for",
@@ -68,6 +70,8 @@ class Sizes:
     """times w that a route goes down the ranks and up again (hanayo, bitpipe)"""
     updates: _Count = None
     """updates k of all micro-batches (pipedream-2bw)"""
+    memory_limit: Quantity = None
+    """most activations per rank, in units of 1/p of the model for one micro-batch (zb-1p, zb-2p; default: p, 2p)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,20 @@ class CostChoice:
     """time of I, a split backward's gradient of the input (default: what W leaves, or half)"""
     weight_grad: Quantity = None
     """time of W, a split backward's gradient of the weights (default: what I leaves, or half)"""
+    overlap: Quantity = None
+    """time of a forward and a whole backward that run together as a pair (default: their sum)"""
     p2p: Quantity = None
     """time of a message between ranks (default: 0)"""
     reduce_time: Quantity = None
     """time to reduce the gradients of 1/p of the model (default: 0)"""
+    held_for_weight_grad: Quantity = None
+    """share of a micro-batch's activations that is held from I to W (default: 1, all)"""
     costs: FileOption = None
     """a costs file: times per stage and kind"""
+
+    def given(self) -> list[str]:
+        """Return the options that were given, as they are spelled."""
+        return [as_option(field.name) for field in fields(self) if getattr(self, field.name) is not None]
 
     def resolve(self) -> Costs | StageCosts:
         """Return the costs that were given, or the default ones."""
@@ -98,17 +110,19 @@ class CostChoice:
                 ("backward", self.backward),
                 ("input_grad", self.input_grad),
                 ("weight_grad", self.weight_grad),
+                ("overlap", self.overlap),
                 ("p2p", self.p2p),
                 ("reduce", self.reduce_time),
+                ("held_for_weight_grad", self.held_for_weight_grad),
             )
             if value is not None
         }
         if self.costs is None:
             return Costs(**given)
         if given:
-            option = next(iter(given)).replace("reduce", "reduce-time").replace("_", "-")
             raise UsageError(
-                f"--{option} and --costs {self.costs} were both given; the file holds all costs: leave out one of them"
+                f"{self.given()[0]} and --costs {self.costs} were both given; the file holds all costs: leave out one "
+                "of them"
             )
         return read_costs(self.costs)
 
@@ -129,15 +143,15 @@ def sizes_for(names: Sequence[str], sizes: Sizes) -> list[Sizes]:
         taken[name] = {"ranks", "microbatches", *family.options} if family else set()
     for field in fields(sizes):
         if getattr(sizes, field.name) is not None and not any(field.name in takes for takes in taken.values()):
-            raise UsageError(f"none of {', '.join(names)} takes --{field.name}; leave it out")
+            raise UsageError(f"none of {', '.join(names)} takes {as_option(field.name)}; leave it out")
     return [
         replace(sizes, **{field.name: None for field in fields(sizes) if field.name not in taken[name]})
         for name in names
     ]
 
 
-def load_schedule(name: str, sizes: Sizes) -> Schedule:
-    """Build the schedule called ``name``, or read it from the file of that name.
+def load_schedule(name: str, sizes: Sizes, costs: Costs | StageCosts | None = None) -> Schedule:
+    """Build the schedule called ``name``, for ``costs`` if it is made for some, or read it from the file of that name.
 
     What a file's form could not carry is said on stderr.
 
@@ -150,7 +164,7 @@ def load_schedule(name: str, sizes: Sizes) -> Schedule:
         missing = [f"--{size}" for size in ("ranks", "microbatches") if size not in given]
         if missing:
             raise UsageError(f"{name} needs {' and '.join(missing)}, as in: {name} --ranks 8 --microbatches 8")
-        return build_schedule(name, **given)
+        return build_schedule(name, **given, costs=costs if SCHEDULES[name].takes_costs else None)
     path = Path(name)
     if not path.is_file() and (path.suffix or len(path.parts) > 1):
         raise UsageError(f"there is no file {name!r}; the schedules are: {', '.join(SCHEDULES)}")
@@ -161,12 +175,30 @@ def load_schedule(name: str, sizes: Sizes) -> Schedule:
         )
     if given:
         raise UsageError(
-            f"{name} is a file, which has its own sizes; --{next(iter(given))} cannot change them: leave it out"
+            f"{name} is a file, which has its own sizes; {as_option(next(iter(given)))} cannot change them: leave it "
+            "out"
         )
     schedule, notes = read_schedule(path)
     for note in notes:
         print(f"{path}: {note}", file=sys.stderr)
     return schedule
+
+
+def costs_to_build(name: str, choice: CostChoice) -> Costs | StageCosts | None:
+    """Return the costs that a schedule is made for, where a command needs costs for nothing else.
+
+    Raises:
+        UsageError: a cost was given that changes nothing.
+    """
+    if name in SCHEDULES and SCHEDULES[name].takes_costs:
+        return choice.resolve()
+    if given := choice.given():
+        takers = ", ".join(family.name for family in SCHEDULES.values() if family.takes_costs)
+        raise UsageError(
+            f"{given[0]} changes nothing here: {name} is not made for given costs; leave it out, or take one that is: "
+            f"{takers}"
+        )
+    return None
 
 
 def with_reductions(schedule: Schedule, costs: Costs | StageCosts, reduce: ReductionMode | None) -> Schedule:

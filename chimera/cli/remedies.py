@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
-from chimera.cli.facts import is_synchronous
 from chimera.cli.options import with_reductions
 from chimera.errors import ChimeraError
 from chimera.ir.action import Kind
@@ -23,6 +22,7 @@ from chimera.ir.timeline import Timeline
 from chimera.passes.derived import compute_only
 from chimera.passes.reductions import ReductionMode
 from chimera.schedules import SCHEDULES, build_schedule
+from chimera.schedules.building import as_option
 from chimera.schedules.search.placements import PLACEMENTS, dealt, place
 from chimera.schedules.search.problem import Problem
 from chimera.schedules.search.published import published
@@ -40,19 +40,25 @@ _MORE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The registry's schedule that another one is: its name, and its options as ``build_schedule`` takes them."""
+    """The registry's schedule that another one is: its name, and its options as ``build_schedule`` takes them.
+
+    Costs are none of its options: what is made for costs is made for those of the question.
+    """
 
     name: str
-    options: Mapping[str, int | str]
+    options: Mapping[str, int | float | str]
 
-    def build(self, ranks: int, microbatches: int, **changed: int) -> Schedule:
-        """Build it in other sizes."""
-        return build_schedule(self.name, ranks=ranks, microbatches=microbatches, **{**self.options, **changed})  # type: ignore[arg-type]  # options carry their own types
+    def build(self, ranks: int, microbatches: int, costs: Costs | StageCosts, **changed: float) -> Schedule:
+        """Build it in other sizes, for ``costs`` where it is made for some."""
+        options: dict[str, Any] = {**self.options, **changed}
+        if SCHEDULES[self.name].takes_costs:
+            options["costs"] = costs
+        return build_schedule(self.name, ranks=ranks, microbatches=microbatches, **options)
 
-    def words(self, ranks: int, microbatches: int, **changed: int) -> str:
+    def words(self, ranks: int, microbatches: int, **changed: float) -> str:
         """Return it as the words that a command takes."""
         sizes = {"ranks": ranks, "microbatches": microbatches, **self.options, **changed}
-        return " ".join([self.name, *(f"--{option} {value}" for option, value in sizes.items())])
+        return " ".join([self.name, *(f"{as_option(option)} {value}" for option, value in sizes.items())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +113,12 @@ def family_of(schedule: Schedule, costs: Costs | StageCosts) -> Family | None:
     >>> family_of(build_schedule("1f1b", ranks=2, microbatches=3), Costs())
     Family(name='1f1b', options={})
     """
-    if not is_synchronous(schedule):
+    if schedule.is_asynchronous:
         return None
     problem = Problem(schedule.placement, schedule.microbatch_to_route, costs, None, None, schedule.microbatch_share)
     for other in published(problem):
         if other.actions == schedule.actions and other.microbatch_to_route == schedule.microbatch_to_route:
-            options: dict[str, int | str] = {}
+            options: dict[str, int | float | str] = {}
             if "chunks" in SCHEDULES[other.name].options:
                 options["chunks"] = schedule.num_stages // schedule.num_ranks
             if "pairs" in SCHEDULES[other.name].options:
@@ -127,7 +133,7 @@ def remedies(subject: Subject) -> Iterator[Remedy | Refusal]:
         yield _tried(change, attempt)
     if subject.family is None:
         yield Refusal("fewer stages", "no published schedule has this order, so nothing says how fewer ranks go on")
-    if not is_synchronous(subject.schedule):
+    if subject.schedule.is_asynchronous:
         yield Refusal("another order", "the search makes steps with one update, and this one updates on its way")
     else:
         within = _tried("split backward", partial(_searched, subject, subject.idle))
@@ -152,7 +158,7 @@ def _of_size(subject: Subject) -> Iterator[_Attempt]:
         if ranks > 1:
             change = "fewer stages"
             yield change, partial(_changed, subject, change, family, ranks // _MORE, microbatches)
-    elif is_synchronous(subject.schedule):
+    elif not subject.schedule.is_asynchronous:
         yield "more micro-batches", partial(_searched, subject, subject.idle, microbatches=_MORE)
 
 
@@ -185,9 +191,11 @@ def _in_chunks(subject: Subject) -> Family | None:
     return own
 
 
-def _changed(subject: Subject, change: str, family: Family, ranks: int, microbatches: int, **options: int) -> Remedy:
-    schedule = family.build(ranks, microbatches, **options)
+def _changed(subject: Subject, change: str, family: Family, ranks: int, microbatches: int, **options: float) -> Remedy:
     costs, unit = _costs_on(ranks, subject)
+    if "memory_limit" in family.options:
+        options["memory_limit"] = float(family.options["memory_limit"]) / unit
+    schedule = family.build(ranks, microbatches, costs, **options)
     timeline = subject.timed(schedule, costs)
     return _remedy(change, family.words(ranks, microbatches, **options), timeline, subject.idle, unit)
 

@@ -28,7 +28,7 @@ from chimera.schedules.search.bounds import Objective
 from chimera.schedules.search.exact import closed
 from chimera.schedules.search.placements import PLACEMENTS, dealt, place
 from chimera.schedules.search.problem import Problem
-from chimera.schedules.search.published import answers, published
+from chimera.schedules.search.published import published
 from chimera.schedules.search.searching import DEFAULT_EFFORT, Found, search
 
 __all__ = ["PlacementSizes", "bytes_or_units", "schedule_build"]
@@ -104,8 +104,8 @@ in 40GiB, with a costs file that knows them
     found = search(problem, objective=objective, seed=seed, effort=effort, alternatives=_alternatives(problem, given))
     if exact and found.gap:
         found = closed(problem, found, seed=seed)
-    check(found.schedule, memory_limit=problem.memory_limit)
-    assert answers(found.schedule, problem), "the schedule found is not of the problem, or over its limit in bytes"
+    check(found.schedule)
+    assert problem.is_answered_by(found.schedule), "the schedule found is not of the problem, or over its limit"
     if out is not None:
         write_schedule(found.schedule, out)
         print(f"wrote {out}", file=sys.stderr)
@@ -199,7 +199,7 @@ def _alternatives(problem: Problem, given: Schedule | None) -> Iterator[Schedule
     yield from published(problem)
     if given is not None:
         own = compute_only(given)
-        if not violations(own) and answers(own, problem):
+        if not violations(own) and problem.is_answered_by(own):
             yield own
 
 

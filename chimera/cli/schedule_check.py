@@ -1,15 +1,18 @@
 """``chimera schedule check``: asks ``ir.checks`` and says in words what was proved. It checks nothing itself."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from chimera.cli.facts import counted, num_channels, number, sizes_text
-from chimera.cli.options import Flag, Quantity, ScheduleName, SizeOptions, load_schedule
+from chimera.cli.options import CostOptions, Flag, ScheduleName, SizeOptions, costs_to_build, load_schedule
 from chimera.cli.terminal import console, print_wrapped
 from chimera.ir.action import SENDS, Kind
 from chimera.ir.checks import check
 from chimera.ir.memory import peak_activations
 from chimera.ir.rows import code_mask
 from chimera.ir.schedule import Schedule
+from chimera.ir.versions import updates_of_microbatches, weight_versions
 from chimera.passes.lower import lower
 
 __all__ = ["schedule_check"]
@@ -18,8 +21,8 @@ __all__ = ["schedule_check"]
 def schedule_check(
     name: ScheduleName,
     sizes: SizeOptions,
+    costs: CostOptions,
     *,
-    memory_limit: Quantity = None,
     lowered: Flag = False,
 ) -> None:
     """Prove a schedule, or name every broken rule with its rank, position and action.
@@ -29,11 +32,15 @@ def schedule_check(
 
     Args:
         name: a schedule's name, or a file
-        sizes: of a schedule given by NAME; a FILE has its own
-        memory_limit: most activations per rank, in units of 1/p of the model for one micro-batch
+        sizes: of a schedule given by NAME; a FILE has its own. --memory-limit is proved of any schedule
+        costs: of a schedule that is made for costs (zb-1p, zb-2p)
         lowered: add sends, receives and gradient reductions, and prove the program with them
     """
-    schedule = load_schedule(name, sizes)
+    made_for = costs_to_build(name, costs)
+    memory_limit = sizes.memory_limit
+    if made_for is None:
+        sizes = replace(sizes, memory_limit=None)
+    schedule = load_schedule(name, sizes, made_for)
     check(schedule, memory_limit=memory_limit)
     if lowered and not schedule.is_lowered:
         schedule = lower(schedule)
@@ -65,7 +72,15 @@ def _proved(schedule: Schedule, memory_limit: float | None) -> dict[str, str]:
             f"{counted(count[Kind.REDUCE_GRAD], 'reduction')}, of every replica's gradients, in the same order on "
             "ranks that share them"
         )
+    if schedule.is_asynchronous:
+        said["updates"] = (
+            f"{max(updates_of_microbatches(schedule)) + 1} of every stage, each micro-batch's gradients in the same "
+            "one on all of them, on weights that are there when its forward takes them"
+        )
     limit = "no limit given" if memory_limit is None else f"limit {number(memory_limit)}"
     said["not stuck"] = f"all {counted(schedule.num_ranks, 'program')} run to their end"
     said["memory"] = f"at most {number(max(peak_activations(schedule)))} units of activations on a rank ({limit})"
+    if schedule.is_asynchronous:
+        most = max(max(versions.values()) for versions in weight_versions(schedule))
+        said["memory"] += f", and {counted(most, 'version')} of a stage's weights"
     return said

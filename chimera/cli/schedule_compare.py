@@ -11,7 +11,6 @@ from tyro.conf import Positional, arg
 
 from chimera.cli.facts import (
     bytes_per_rank,
-    is_synchronous,
     messages_per_rank,
     number,
     step_facts,
@@ -68,7 +67,7 @@ def schedule_compare(
 ) -> None:
     """Set schedules side by side: time, idle share, memory and messages.
 
-    --chunks, --pairs, --unit, --waves and --updates go to the schedules that take them.
+    --chunks, --pairs, --unit, --waves, --updates and --memory-limit go to the schedules that take them.
 
     Example:
         chimera schedule compare gpipe 1f1b interleaved chimera --ranks 8 --microbatches 8 --chunks 2
@@ -84,7 +83,7 @@ def schedule_compare(
     if not names:
         raise UsageError("compare needs a schedule; try: compare gpipe 1f1b chimera --ranks 8 --microbatches 8")
     model = costs.resolve()
-    loaded = [load_schedule(name, own) for name, own in zip(names, sizes_for(names, sizes), strict=True)]
+    loaded = [load_schedule(name, own, model) for name, own in zip(names, sizes_for(names, sizes), strict=True)]
     schedules = [with_reductions(schedule, model, reduce) for schedule in loaded]
     for schedule in schedules:
         check(schedule)
@@ -116,7 +115,7 @@ def _cells(name: str, schedule: Schedule, timeline: Timeline, sent: tuple[float,
         f"{number(min(peaks))}…{number(max(peaks))}",
         number(weight_copies(schedule)),
         number(max(messages_per_rank(schedule))),
-        "yes" if is_synchronous(schedule) else "no",
+        "no" if schedule.is_asynchronous else "yes",
     ]
     return cells if sent is None else [*cells, number(max(sent) / 2**20)]
 
@@ -131,5 +130,5 @@ def _as_dict(name: str, schedule: Schedule, timeline: Timeline, sent: tuple[floa
         "weight_copies": weight_copies(schedule),
         "messages_per_rank": max(messages_per_rank(schedule)),
         "bytes_per_rank": None if sent is None else max(sent),
-        "synchronous": is_synchronous(schedule),
+        "synchronous": not schedule.is_asynchronous,
     }

@@ -61,7 +61,7 @@ def schedule_explain(
         json: print a JSON document instead
     """
     model = costs.resolve()
-    given = load_schedule(name, sizes)
+    given = load_schedule(name, sizes, model)
     schedule = with_reductions(given, model, reduce)
     check(schedule)
     timeline = simulate(schedule, model)
@@ -79,7 +79,7 @@ def schedule_explain(
 
 def _named(name: str, sizes: Sizes) -> Family:
     """Return the family that was asked for, with the options that were given."""
-    given = {option: getattr(sizes, option) for option in SCHEDULES[name].options}
+    given = {option: getattr(sizes, option) for option in SCHEDULES[name].options if option != "costs"}
     return Family(name, {option: value for option, value in given.items() if value is not None})
 
 

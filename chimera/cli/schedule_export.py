@@ -6,11 +6,13 @@ from typing import Annotated
 from tyro.conf import arg
 
 from chimera.cli.options import (
+    CostOptions,
     FileOption,
     Flag,
     ReduceOption,
     ScheduleName,
     SizeOptions,
+    costs_to_build,
     load_schedule,
     refuse_second_reductions,
 )
@@ -33,6 +35,7 @@ _FormatOption = Annotated[
 def schedule_export(
     name: ScheduleName,
     sizes: SizeOptions,
+    costs: CostOptions,
     *,
     format: _FormatOption = None,  # noqa: A002 - the option's name
     lowered: Flag = False,
@@ -47,12 +50,13 @@ def schedule_export(
     Args:
         name: a schedule's name, or a file
         sizes: of a schedule given by NAME; a FILE has its own
+        costs: of a schedule that is made for costs (zb-1p, zb-2p)
         format: form of the output (default: that of the suffix of --out, else json)
         lowered: with sends, receives and gradient reductions, as it is run
         reduce: where gradient reductions start in the lowered program (default: end)
         out: write into FILE instead of printing
     """
-    schedule = _program(load_schedule(name, sizes), lowered=lowered, reduce=reduce)
+    schedule = _program(load_schedule(name, sizes, costs_to_build(name, costs)), lowered=lowered, reduce=reduce)
     if out is None:
         sys.stdout.write(format_schedule(schedule, format or "json"))
         return

@@ -5,6 +5,7 @@ import json as json_form
 from chimera.cli.options import Flag
 from chimera.cli.terminal import console, print_wrapped
 from chimera.schedules import SCHEDULES, ScheduleFamily
+from chimera.schedules.building import as_option
 
 __all__ = ["schedule_list"]
 
@@ -38,7 +39,7 @@ def schedule_list(*, json: Flag = False) -> None:
 
 
 def _entries(family: ScheduleFamily) -> dict[str, str]:
-    options = "".join(f" [--{option}]" for option in family.options)
+    options = "".join(f" [{as_option(option)}]" for option in family.options)
     return {
         "options": f"--ranks --microbatches{options}",
         "takes": family.requires,

@@ -45,9 +45,10 @@ def schedule_show(
     """
     if columns is not None and columns < 1:
         raise UsageError(f"--columns {columns}: needed: at least 1")
-    schedule = load_schedule(name, sizes)
+    model = costs.resolve()
+    schedule = load_schedule(name, sizes, model)
     check(schedule)
-    timeline = simulate(schedule, costs.resolve())
+    timeline = simulate(schedule, model)
     if out is not None:
         plot_timeline([(f"{schedule.name}, {sizes_text(schedule)}", timeline)], out)
         print(f"wrote {out}", file=sys.stderr)

@@ -68,7 +68,7 @@ def simulate_command(
         out: also draw the timeline into FILE (.pdf, .png or .svg)
     """
     model = costs.resolve()
-    schedule = with_reductions(load_schedule(name, sizes), model, reduce)
+    schedule = with_reductions(load_schedule(name, sizes, model), model, reduce)
     check(schedule)
     timeline = simulate(schedule, model)
     # A module without an overlapped form runs a pair's forward, then its backward.

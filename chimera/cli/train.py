@@ -19,10 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.conf import Positional, arg
 
+from chimera.cli.dry_run import print_dry_run, print_dry_run_json
 from chimera.cli.options import Flag
 from chimera.cli.terminal import console
 from chimera.cli.training import PRELOAD, run_joined, run_local
-from chimera.errors import RunError
+from chimera.errors import RunError, UsageError
+from chimera.ir.versions import updates_of_microbatches
 from chimera.launch import place_from_environment, warm_up
 from chimera.models import bert_layers, count_parameters
 from chimera.train.config import TrainConfig
@@ -97,6 +99,8 @@ def train_command(
     overrides: Annotated[Overrides, arg(name="")],
     *,
     resume: Flag = False,
+    dry_run: Flag = False,
+    json: Flag = False,
 ) -> None:
     """Train a model: on processes of this host, or as one rank of a job that torchrun started.
 
@@ -110,9 +114,16 @@ def train_command(
         config: a configuration file, such as configs/bert-tiny.toml
         overrides: options of the file, set otherwise
         resume: go on from the newest checkpoint of the run in train.out
+        dry_run: say which ranks there would be, and what each would hold and keep in memory; start nothing
+        json: with --dry-run, as JSON
     """
     settings = load_config(config, _given(overrides))
     layout = layout_of(settings)
+    if json and not dry_run:
+        raise UsageError("--json says what a dry run found; add --dry-run, or leave --json out")
+    if dry_run:
+        _say_dry_run(settings, layout, json=json)
+        return
     check_folder(settings, resume=resume)
     place = place_from_environment(os.environ)
     if place is None:
@@ -132,6 +143,15 @@ def train_command(
         view.out.print("\n".join(_outcome(result)))
 
 
+def _say_dry_run(config: TrainConfig, layout: Layout, *, json: bool) -> None:
+    if json:
+        print_dry_run_json(config, layout)
+        return
+    out = console()
+    out.print("\n".join(summary(config, layout)))
+    print_dry_run(out, config, layout)
+
+
 def summary(config: TrainConfig, layout: Layout) -> list[str]:
     """Return what a run is, in a few lines, before it starts."""
     model, schedule = config.model, layout.schedule
@@ -139,17 +159,26 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         parameters = count_parameters(bert_layers(model))
     stages = " ".join(map(str, layers_per_stage(layout.layer_to_stage)))
     recompute = "" if config.schedule.recompute == "none" else f", {config.schedule.recompute} recompute"
+    updates = f" in {max(updates_of_microbatches(schedule)) + 1} updates" if schedule.is_asynchronous else ""
     facts = {
         "model": f"BERT, {model.num_layers} layers, hidden size {model.hidden_size}, {parameters:,} parameters, "
         f"{config.train.dtype}",
-        "ranks": f"{config.world_size} = {config.parallel.pipeline} pipeline x {config.parallel.data} data",
+        "ranks": _ranks(config),
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
         f"{recompute}; layers per stage {stages}",
-        "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens; idle share predicted for "
-        f"equal stages {predicted_bubble(schedule):.1%}",
+        "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
+        f"for equal stages {predicted_bubble(schedule):.1%}",
         "run": f"{config.train.steps} steps, {config.train.out}",
     }
     return [f"{name:9} {fact}" for name, fact in facts.items()]
+
+
+def _ranks(config: TrainConfig) -> str:
+    parallel = config.parallel
+    factors = f"{parallel.pipeline} pipeline x {parallel.data} data"
+    if parallel.tensor > 1:
+        factors += f" x {parallel.tensor} tensor{', sequence divided' if parallel.sequence else ''}"
+    return f"{config.world_size} = {factors}"
 
 
 class TrainingView:
@@ -229,9 +258,15 @@ class TrainingView:
         elif event.step % self._every == 0 or event.step == self._steps:
             self.out.print(
                 f"step {event.step:>{len(str(self._steps))}}  MLM {event.mlm_loss:.4f}, NSP {event.nsp_loss:.4f}, "
-                f"gradient norm {event.grad_norm:.3g}, {event.tokens_per_s:,.0f} tokens/s, "
+                f"{_norm_text(event)}, {event.tokens_per_s:,.0f} tokens/s, "
                 f"idle {event.bubble_fraction:.1%}"
             )
+
+
+def _norm_text(event: StepMetrics) -> str:
+    if event.grad_norm is None:
+        return f"overflow at loss scale {event.loss_scale:g}, no update"
+    return f"gradient norm {event.grad_norm:.3g}"
 
 
 def _given(overrides: Any) -> Mapping[str, str]:
@@ -255,6 +290,11 @@ def _outcome(result: TrainingResult) -> list[str]:
             f"held-out MLM loss {first.heldout_mlm_loss:.4f} at step {first.step}, {last.heldout_mlm_loss:.4f} at step "
             f"{last.step}: {abs(below):.4f} nats {'below' if below > 0 else 'above'} the unigram entropy "
             f"{result.unigram_entropy:.4f}"
+        )
+    if result.last is not None and result.last.gather_ms and result.last.gather_hidden_ms is not None:
+        lines.append(
+            f"updated weights were gathered for {result.last.gather_ms:.1f} ms of the last step, "
+            f"{result.last.gather_hidden_ms:.1f} ms of it beside other work"
         )
     lines.append(f"{result.steps} steps, {result.train_s:.1f} s of training; files in {result.out}")
     lines.append(f"newest checkpoint {result.checkpoint}")

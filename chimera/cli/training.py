@@ -69,7 +69,8 @@ def run_joined(
         UsageError: the job is not of ``config.world_size`` ranks; the nearest legal sizes are named.
         ChimeraError: as ``run_local``.
     """
-    RankGrid.of_world(place.size, pipeline=config.parallel.pipeline, data=config.parallel.data)
+    grid = config.grid
+    RankGrid.of_world(place.size, tensor=grid.tensor, data=grid.data, pipeline=grid.pipeline)
     launch.use_cores(place)
 
     def tell(event: Any) -> None:

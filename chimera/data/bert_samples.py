@@ -1,36 +1,35 @@
-"""BERT's pre-training samples: two segments, masked words, and whether the second follows the first.
+"""BERT's pre-training samples: two segments, masked words, and how the second stands to the first.
 
-Knows how a sample is made (Devlin et al. 2019, section 3.1 and appendix A.2, and google-research/bert's
+Knows how the two segments are found (Devlin et al. 2019, section 3.1 and appendix A.2, and google-research/bert's
 ``create_pretraining_data.py``) and makes each one a pure function of (seed, index): no state, no order, the same in
 every process. Refuses to know about files, batches and steps. Two things differ from the original on purpose: a random
 second segment never is the true continuation, and short sequences are not sprinkled in.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chimera.data.keyed import NUM_ROUNDS, Purpose, below, keyed_stream, permuted
+from chimera.data.masking import IGNORED_LABEL, Masking, Words
 from chimera.data.tokenizer import Vocabulary
 from chimera.data.tokens import TokenArray, TokenizedDocuments
 from chimera.errors import ConfigError, DataError
 
 __all__ = [
-    "FIRST_RANDOM_SHARE",
     "IGNORED_LABEL",
-    "MASKED_SHARE",
     "NUM_FRAME_TOKENS",
     "BertSamples",
+    "Pairs",
     "check_sample_options",
 ]
 
-IGNORED_LABEL = -100
 NUM_FRAME_TOKENS = 3  # [CLS] A [SEP] B [SEP]
-_IS_NEXT, _IS_RANDOM = 0, 1
+_IS_NEXT, _IS_OTHER = 0, 1
 
-# Of the chosen tokens 80 % become [MASK], 10 % a random word piece, 10 % stay.
-MASKED_SHARE, FIRST_RANDOM_SHARE = 0.8, 0.9
+Pairs = Literal["next", "order"]
 
 # A segment equal to the true continuation is met in one draw of thousands, so this many in a row mean that the other
 # documents hold nothing else.
@@ -46,24 +45,30 @@ class BertSamples:
     documents of one sentence serve as B but never as A. A pair that is too long loses tokens of its longer segment, at
     either end, one by one. Then 15 % of the word pieces, at least one, are chosen to be predicted.
 
+    With ``pairs="order"`` the other half of the samples swap A and B (Lan et al. 2019, ALBERT): both come from one
+    document, and documents of one sentence serve for nothing.
+
     Args:
         documents: the corpus.
         sequence_length: tokens of a sample, padding included.
         seed: 0 or more.
         vocabulary: the tokenizer's special ids and size.
         mlm_probability: share of the word pieces to predict.
+        pairs: what the second label asks: whether B is the "next" segment, or whether A and B are in "order".
+        words: where words begin and how long masked stretches are; single word pieces when not given.
 
     Raises:
         ConfigError: an argument outside its range.
         DataError: fewer than two documents with text, no document with two sentences, or no word but unknown ones.
     """
 
+    fields: ClassVar = ("input_ids", "token_type_ids", "attention_mask", "mlm_labels", "nsp_labels")
+
     __slots__ = (
         "_documents",
         "_epoch",
-        "_maskable",
-        "_mlm_probability",
-        "_ordinary",
+        "_masking",
+        "_pairs",
         "_seed",
         "_starts",
         "_vocabulary",
@@ -78,19 +83,19 @@ class BertSamples:
         seed: int,
         vocabulary: Vocabulary,
         mlm_probability: float = 0.15,
+        pairs: Pairs = "next",
+        words: Words | None = None,
     ) -> None:
         check_sample_options(sequence_length=sequence_length, seed=seed, mlm_probability=mlm_probability)
         self.sequence_length = sequence_length
         self._documents = documents
         self._seed = seed
         self._vocabulary = vocabulary
-        self._mlm_probability = mlm_probability
-        self._maskable = np.ones(vocabulary.size, dtype=bool)
-        self._maskable[list(vocabulary.special)] = False
-        self._ordinary = np.flatnonzero(self._maskable)
-        self._starts = _first_sentences(documents)
+        self._pairs = pairs
+        self._masking = Masking(vocabulary, share=mlm_probability, words=words)
+        self._starts = _first_sentences(documents, at_least=2 if pairs == "next" else 1)
         self._epoch: tuple[int, list[int]] | None = None
-        if not self._maskable[documents.tokens].any():
+        if not any(self._masking.maskable[block].any() for block in documents.token_blocks()):
             raise DataError("no sentence has a word piece of the vocabulary, all are unknown: it is another language's")
 
     def __len__(self) -> int:
@@ -109,12 +114,17 @@ class BertSamples:
             padding, 1 for B [SEP]; ``attention_mask``, 1 for tokens and 0 for padding; ``mlm_labels``, the original
             ids of the chosen tokens and −100 elsewhere. Of shape (): ``nsp_labels``, 0 if B follows A, 1 if not.
         """
+        return self.sample(index, self.fields)
+
+    def sample(self, index: int, fields: Collection[str]) -> dict[str, NDArray[np.int64]]:
+        """Make the sample with at least these fields; tokens are hidden where ids or labels are asked for."""
         if index < 0:
             raise IndexError(f"sample {index}: samples are counted from 0 and have no end to count back from")
         stream = keyed_stream(self._seed, index, Purpose.SAMPLE)
         first, second, label = self._pair(self._start(index), stream)
         sample = self._framed(first, second)
-        sample["mlm_labels"] = self._mask(sample["input_ids"], stream)
+        if "input_ids" in fields or "mlm_labels" in fields:
+            sample["mlm_labels"] = self._masking.apply(sample["input_ids"], stream)
         sample["nsp_labels"] = np.array(label, dtype=np.int64)
         return sample
 
@@ -134,16 +144,18 @@ class BertSamples:
         document = self._document_of(start)
         end = self._filled(start, self.sequence_length - NUM_FRAME_TOKENS, at_least=2)
         middle = start + 1 + below(stream, end - start - 1)
-        first = corpus.tokens[corpus.sentence_starts[start] : corpus.sentence_starts[middle]]
-        if below(stream, 2) == _IS_RANDOM:
-            following = corpus.tokens[
-                corpus.sentence_starts[middle] : corpus.sentence_starts[corpus.document_starts[document + 1]]
-            ]
+        first = corpus.text(start, middle)
+        other = below(stream, 2) == _IS_OTHER
+        if other and self._pairs == "order":
+            a, b = self._cut(corpus.text(middle, end), first, stream)
+            return a, b, _IS_OTHER
+        if other:
+            following = corpus.text(middle, int(corpus.document_starts[document + 1]))
             for _ in range(_MAX_DRAWS):
                 a, b = self._cut(first, self._random_segment(document, len(first), stream), stream)
                 if not _one_begins_with_other(b, following):
-                    return a, b, _IS_RANDOM
-        second = corpus.tokens[corpus.sentence_starts[middle] : corpus.sentence_starts[end]]
+                    return a, b, _IS_OTHER
+        second = corpus.text(middle, end)
         return *self._cut(first, second, stream), _IS_NEXT
 
     def _random_segment(self, document: int, first_length: int, stream: np.random.Philox) -> TokenArray:
@@ -154,7 +166,7 @@ class BertSamples:
         if start >= skipped_from:
             start += skipped_to - skipped_from
         end = self._filled(start, self.sequence_length - NUM_FRAME_TOKENS - first_length, at_least=1)
-        return corpus.tokens[corpus.sentence_starts[start] : corpus.sentence_starts[end]]
+        return corpus.text(start, end)
 
     def _document_of(self, sentence: int) -> int:
         """The document that holds a sentence."""
@@ -191,23 +203,6 @@ class BertSamples:
         attention_mask[:end] = 1
         return {"input_ids": input_ids, "token_type_ids": token_type_ids, "attention_mask": attention_mask}
 
-    def _mask(self, input_ids: NDArray[np.int64], stream: np.random.Philox) -> NDArray[np.int64]:
-        """Choose tokens, replace them in place, and return what they were."""
-        labels = np.full(len(input_ids), IGNORED_LABEL, dtype=np.int64)
-        maskable = np.flatnonzero(self._maskable[input_ids])
-        if not len(maskable):
-            return labels  # a pair of unknown words only: nothing to predict
-        num_chosen = max(1, round(self._mlm_probability * len(maskable)))
-        lots = stream.random_raw(len(maskable) + 2 * num_chosen)
-        # Sorted, since argpartition leaves the order of the chosen to the numpy release.
-        chosen = np.sort(maskable[np.argpartition(lots[: len(maskable)], num_chosen - 1)[:num_chosen]])
-        fate, words = (lots[len(maskable) :] >> np.uint64(11)).reshape(2, num_chosen) * 2.0**-53  # in [0, 1)
-        labels[chosen] = input_ids[chosen]
-        input_ids[chosen[fate < MASKED_SHARE]] = self._vocabulary.mask
-        replaced = (fate >= MASKED_SHARE) & (fate < FIRST_RANDOM_SHARE)
-        input_ids[chosen[replaced]] = self._ordinary[(words[replaced] * len(self._ordinary)).astype(np.int64)]
-        return labels
-
 
 def check_sample_options(*, sequence_length: int, seed: int, mlm_probability: float) -> None:
     """Refuse values outside their range.
@@ -227,10 +222,10 @@ def check_sample_options(*, sequence_length: int, seed: int, mlm_probability: fl
         raise ConfigError(f"data.mlm_probability is {mlm_probability}; it must be between 0 and 1, 0.15 is usual")
 
 
-def _first_sentences(documents: TokenizedDocuments) -> NDArray[np.int64]:
-    """Every sentence that has a next one in its document."""
+def _first_sentences(documents: TokenizedDocuments, *, at_least: int) -> NDArray[np.int64]:
+    """Every sentence that has a next one in its document; of at least so many documents with text."""
     num_sentences = np.diff(documents.document_starts)
-    if (num_sentences > 0).sum() < 2:
+    if (num_sentences > 0).sum() < at_least:
         raise DataError(
             f"{int((num_sentences > 0).sum())} document(s) with text: a random next sentence comes from another "
             "document, so at least two are needed; divide the corpus into documents by blank lines"

@@ -1,42 +1,45 @@
 """From a ``DataConfig`` to samples.
 
-Knows the order of the steps: read, divide into training and held-out documents, train or read the vocabulary, tokenise,
-and keep the result; later calls with the same inputs load it. Every rank calls this by itself and gets the same.
-Refuses to know about steps, micro-batches and models.
+Knows the order of the steps: find the documents of each part, of a text corpus or of indexed datasets, and make the
+samples of the kind that is asked for. What takes time is kept, so later calls with the same inputs load it. Every rank
+calls this by itself and gets the same. Refuses to know about steps, micro-batches and models.
 """
 
-import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 
 from chimera.data.bert_samples import BertSamples
-from chimera.data.cache import TokenizedCorpus, cached_corpus, default_cache_dir
-from chimera.data.config import BUNDLED, DEFAULT_VOCAB_SIZE, DataConfig
-from chimera.data.corpus import bundled_corpus_path, decompress, parse_segmented_text, read_bytes, split_documents
-from chimera.data.tokenizer import WordPiece, train_wordpiece
-from chimera.data.tokens import TokenizedDocuments, tokenize_documents
-from chimera.data.unigram import unigram_cross_entropy, unigram_entropy
-from chimera.errors import DataError
+from chimera.data.config import DataConfig
+from chimera.data.gpt_samples import GptSamples
+from chimera.data.ict_samples import IctSamples
+from chimera.data.index_cache import Arrays, Inputs, cached_arrays, default_cache_dir
+from chimera.data.masking import Words
+from chimera.data.samples import BlendedSamples, Samples
+from chimera.data.sources import Part, corpus_parts, dataset_parts
+from chimera.data.t5_samples import SpanVocabulary, T5Samples
+from chimera.data.text_tokenizer import TextTokenizer
+from chimera.data.tokenizer import WordPiece
+from chimera.data.unigram import token_counts, unigram_cross_entropy, unigram_entropy
+from chimera.errors import ConfigError, DataError
 
 __all__ = ["PretrainingData", "build_data"]
-
-# Part of the cache's key: another way of reading or tokenising must not meet old files.
-_CACHE_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PretrainingData:
-    """What a BERT is trained on and measured by.
+    """What a model is trained on and measured by.
 
     Attributes:
         train: samples of the training documents.
         heldout: samples of the held-out documents.
+        test: samples for a last measurement; None where there are none.
         tokenizer: text to ids and back.
+        vocab_size: rows that a word embedding needs.
         unigram_entropy: of the training documents' word pieces, in nats per token; what "unigram entropy" means
             wherever a loss is compared with it.
         heldout_unigram_cross_entropy: the held-out loss, in nats per token, of knowing the training frequencies only.
@@ -47,9 +50,11 @@ class PretrainingData:
         num_empty_sentences: sentences without a single token, which are in no sample.
     """
 
-    train: BertSamples
-    heldout: BertSamples
-    tokenizer: WordPiece
+    train: Samples
+    heldout: Samples
+    test: Samples | None
+    tokenizer: TextTokenizer
+    vocab_size: int
     unigram_entropy: float
     heldout_unigram_cross_entropy: float
     num_train_documents: int
@@ -60,13 +65,8 @@ class PretrainingData:
 
     @property
     def num_documents(self) -> int:
-        """Documents of the corpus."""
+        """Documents to train and to evaluate on."""
         return self.num_train_documents + self.num_heldout_documents
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows that a word embedding needs."""
-        return self.tokenizer.vocabulary.size
 
 
 def build_data(config: DataConfig) -> PretrainingData:
@@ -74,98 +74,132 @@ def build_data(config: DataConfig) -> PretrainingData:
 
     Raises:
         ConfigError: options that contradict each other.
-        DataError: a corpus, vocabulary or cache that cannot be used, and what to do about it.
+        DataError: a corpus, dataset, vocabulary or cache that cannot be used, and what to do about it.
     """
-    corpus = _tokenized_corpus(config)
-    train_ids, heldout_ids = _split(corpus.documents.num_documents, config)
-    train, heldout = corpus.documents.select(train_ids), corpus.documents.select(heldout_ids)
-    vocabulary = corpus.tokenizer.vocabulary
-    return PretrainingData(
-        train=_samples(train, corpus.tokenizer, config, side="training"),
-        heldout=_samples(heldout, corpus.tokenizer, config, side="held-out"),
-        tokenizer=corpus.tokenizer,
-        unigram_entropy=unigram_entropy(train, vocabulary),
-        heldout_unigram_cross_entropy=unigram_cross_entropy(train, heldout, vocabulary),
-        num_train_documents=train.num_documents,
-        num_heldout_documents=heldout.num_documents,
-        num_train_tokens=len(train.tokens),
-        num_heldout_tokens=len(heldout.tokens),
-        num_empty_sentences=corpus.num_empty_sentences,
-    )
-
-
-def _tokenized_corpus(config: DataConfig) -> TokenizedCorpus:
-    """The whole corpus as tokens, from the cache where it has been made before."""
-    path = bundled_corpus_path() if config.corpus == BUNDLED else Path(config.corpus).expanduser()
-    data = read_bytes(path)
-    given = None if config.vocabulary is None else _given_tokenizer(config.vocabulary, config)
-
-    def make() -> TokenizedCorpus:
-        documents = parse_segmented_text(decompress(data, name=str(path)), name=str(path))
-        tokenizer = _trained_tokenizer(documents, config) if given is None else given
-        tokens, num_empty = tokenize_documents(documents, tokenizer)
-        return TokenizedCorpus(tokens, tokenizer, num_empty)
-
     folder = default_cache_dir() if config.cache_dir is None else Path(config.cache_dir).expanduser()
-    return cached_corpus(folder, _inputs(data, given, config), make)
-
-
-def _inputs(data: bytes, given: WordPiece | None, config: DataConfig) -> dict[str, str | int | float | bool | None]:
-    """Everything that the tokenised corpus is a function of."""
-    inputs: dict[str, str | int | float | bool | None] = {
-        "cache_version": _CACHE_VERSION,
-        "tokenizers": tokenizers.__version__,
-        "corpus": hashlib.sha256(data).hexdigest(),
-    }
-    if given is not None:
-        return inputs | {"tokenizer": hashlib.sha256(given.to_json().encode()).hexdigest()}
-    # A vocabulary is trained on the training documents, so it also depends on which those are.
-    return inputs | {
-        "vocab_size": config.vocab_size or DEFAULT_VOCAB_SIZE,
-        "lowercase": config.lowercase is not False,
-        "heldout_fraction": config.heldout_fraction,
-        "seed": config.seed,
-    }
-
-
-def _given_tokenizer(path: str, config: DataConfig) -> WordPiece:
-    """The vocabulary of a file, of the size that was asked for if one was."""
-    tokenizer = WordPiece.from_file(Path(path).expanduser(), lowercase=config.lowercase)
-    size = tokenizer.vocabulary.size
-    if config.vocab_size not in (None, size):
-        raise DataError(
-            f"vocabulary {path} has {size} tokens, data.vocab_size is {config.vocab_size}; "
-            f"set data.vocab_size to {size} or leave it out"
-        )
-    return tokenizer
-
-
-def _trained_tokenizer(documents: list[list[str]], config: DataConfig) -> WordPiece:
-    """A vocabulary that has not seen the held-out documents."""
-    train_ids, _ = _split(len(documents), config)
-    return train_wordpiece(
-        list(chain.from_iterable(documents[index] for index in train_ids)),
-        vocab_size=config.vocab_size or DEFAULT_VOCAB_SIZE,
-        lowercase=config.lowercase is not False,
+    found = dataset_parts(config, folder) if config.datasets else corpus_parts(config, folder)
+    maker = _Maker(config, found.tokenizer, folder)
+    train, heldout, test = (
+        _samples_of(parts, maker, config.weights if side == "training" else (), side=side)
+        for side, parts in (("training", found.train), ("held-out", found.heldout), ("test", found.test))
+    )
+    assert train is not None, "a configuration has something to train on"
+    assert heldout is not None, "and something to evaluate on"
+    train_counts, heldout_counts = (
+        np.sum([maker.counts(part) for part in parts], axis=0) for parts in (found.train, found.heldout)
+    )
+    return PretrainingData(
+        train=train,
+        heldout=heldout,
+        test=test,
+        tokenizer=found.tokenizer,
+        vocab_size=maker.vocab_size,
+        unigram_entropy=unigram_entropy(train_counts),
+        heldout_unigram_cross_entropy=unigram_cross_entropy(train_counts, heldout_counts, found.tokenizer),
+        num_train_documents=sum(part.documents.num_documents for part in found.train),
+        num_heldout_documents=sum(part.documents.num_documents for part in found.heldout),
+        num_train_tokens=sum(part.documents.num_tokens for part in found.train),
+        num_heldout_tokens=sum(part.documents.num_tokens for part in found.heldout),
+        num_empty_sentences=found.num_empty_sentences,
     )
 
 
-def _split(num_documents: int, config: DataConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    return split_documents(num_documents, heldout_fraction=config.heldout_fraction, seed=config.seed)
+def _samples_of(parts: Sequence[Part], maker: "_Maker", weights: Sequence[float], *, side: str) -> Samples | None:
+    """Samples of one side, whose name stands before what is wrong with it; several datasets are blended."""
+    sets: list[Samples] = []
+    for number, part in enumerate(parts):
+        try:
+            sets.append(maker.samples(part, number))
+        except DataError as error:
+            raise DataError(f"{side} documents of {part.name}: {error}; {part.advice}") from error
+    if not sets:
+        return None
+    if len(sets) == 1:
+        return sets[0]
+    return BlendedSamples(sets, weights or _in_proportion(sets))
 
 
-def _samples(documents: TokenizedDocuments, tokenizer: WordPiece, config: DataConfig, *, side: str) -> BertSamples:
-    """Samples of one side, whose name stands before what is wrong with it."""
-    try:
+def _in_proportion(sets: Sequence[Samples]) -> list[float]:
+    """Weights to one part in a thousand; a small set still comes."""
+    total = sum(map(len, sets))
+    return [float(max(1, round(1000 * len(samples) / total))) for samples in sets]
+
+
+class _Maker:
+    """Makes samples of the kind that is asked for."""
+
+    def __init__(self, config: DataConfig, tokenizer: TextTokenizer, cache_dir: Path) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._cache_dir = cache_dir
+        self._spans = SpanVocabulary.of(tokenizer) if config.samples == "t5" else None
+        self.vocab_size = self._spans.size if self._spans else tokenizer.size
+
+    def counts(self, part: Part) -> NDArray[np.int64]:
+        """Return how often each token occurs; counting a large part takes a while, so it is done once."""
+        if part.identity is None:
+            return token_counts(part.documents, self._tokenizer)
+        digest = sha256(self._tokenizer.to_json().encode()).hexdigest()
+        inputs: Inputs = {**part.identity, "kind": "counts", "counts_version": 1, "tokenizer": digest}
+
+        def make() -> Arrays:
+            return {"counts": token_counts(part.documents, self._tokenizer)}
+
+        return cached_arrays(self._cache_dir, "counts", inputs, make)["counts"]
+
+    def samples(self, part: Part, number: int) -> Samples:
+        """Return the samples of a part; datasets of a blend have seeds of their own."""
+        config = self._config
+        seed = (config.seed + number) % (1 << 63)
+        identity: Inputs | None = part.identity
+        if config.samples == "gpt":
+            return GptSamples(
+                part.documents,
+                sequence_length=config.sequence_length,
+                seed=seed,
+                identity=identity,
+                cache_dir=self._cache_dir,
+            )
+        if self._spans is not None:
+            return T5Samples(
+                part.documents,
+                sequence_length=config.sequence_length,
+                seed=seed,
+                vocabulary=self._spans,
+                noise_density=config.mlm_probability,
+                mean_span_length=config.mean_span_length,
+                identity=identity,
+                cache_dir=self._cache_dir,
+            )
+        tokenizer = self._word_piece()
+        if config.samples == "ict":
+            return IctSamples(
+                part.documents,
+                sequence_length=config.sequence_length,
+                query_length=config.query_length,
+                seed=seed,
+                vocabulary=tokenizer.vocabulary,
+                kept_share=config.query_kept,
+                identity=identity,
+                cache_dir=self._cache_dir,
+            )
+        by_words = config.whole_words or config.longest_ngram != 1
         return BertSamples(
-            documents,
+            part.documents,
             sequence_length=config.sequence_length,
-            seed=config.seed,
+            seed=seed,
             vocabulary=tokenizer.vocabulary,
             mlm_probability=config.mlm_probability,
+            pairs=config.pairs,
+            words=Words(tokenizer.continuations() if config.whole_words else None, config.longest_ngram)
+            if by_words
+            else None,
         )
-    except DataError as error:
-        raise DataError(
-            f"{side} documents of {config.corpus}: {error}; "
-            f"data.heldout_fraction {config.heldout_fraction} decides how many documents each side has"
-        ) from error
+
+    def _word_piece(self) -> WordPiece:
+        if not isinstance(self._tokenizer, WordPiece):
+            raise ConfigError(
+                f"data.samples is {self._config.samples!r}, whose samples are framed by BERT's special tokens; "
+                f"vocabulary {self._tokenizer.name} lacks them: set data.vocabulary to one that has them"
+            )
+        return self._tokenizer

@@ -5,24 +5,23 @@ how many processes at once may ask for it: one makes it, the others wait, and a 
 Refuses to know what the inputs are. A file is an uncompressed ``.npz`` without pickled objects.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from chimera.data.tokenizer import WordPiece
+from chimera.data.index_cache import locked
+from chimera.data.text_tokenizer import TextTokenizer
 from chimera.data.tokens import TokenizedDocuments
 from chimera.errors import DataError
 
-__all__ = ["TokenizedCorpus", "cached_corpus", "default_cache_dir"]
+__all__ = ["TokenizedCorpus", "cached_corpus"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,13 +29,8 @@ class TokenizedCorpus:
     """A corpus, the tokenizer that made it, and how many sentences gave no token and are not in it."""
 
     documents: TokenizedDocuments
-    tokenizer: WordPiece
+    tokenizer: TextTokenizer
     num_empty_sentences: int
-
-
-def default_cache_dir() -> Path:
-    """Return the user's cache folder for chimera: under ``$XDG_CACHE_HOME``, else ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chimera"
 
 
 def cached_corpus(
@@ -53,7 +47,7 @@ def cached_corpus(
         return _load(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(path.with_suffix(".lock")):
+        with locked(path.with_suffix(".lock")):
             if not path.exists():
                 _save(make(), path)
     except OSError as error:
@@ -64,14 +58,6 @@ def cached_corpus(
     return _load(path)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file lock; it spares work and nothing rests on it, and the system drops it when its holder dies."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _save(corpus: TokenizedCorpus, path: Path) -> None:
     """Write under another name, then rename: complete or absent, whoever else writes."""
     with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
@@ -79,7 +65,7 @@ def _save(corpus: TokenizedCorpus, path: Path) -> None:
             np.savez(
                 file,
                 tokens=corpus.documents.tokens,
-                sentence_starts=corpus.documents.sentence_starts,
+                sentence_bounds=np.append(corpus.documents.sentence_starts, len(corpus.documents.tokens)),
                 document_starts=corpus.documents.document_starts,
                 tokenizer=np.frombuffer(corpus.tokenizer.to_json().encode(), dtype=np.uint8),
                 num_empty_sentences=np.array(corpus.num_empty_sentences),
@@ -95,8 +81,10 @@ def _save(corpus: TokenizedCorpus, path: Path) -> None:
 def _load(path: Path) -> TokenizedCorpus:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            documents = TokenizedDocuments(arrays["tokens"], arrays["sentence_starts"], arrays["document_starts"])
-            tokenizer = WordPiece.from_json(arrays["tokenizer"].tobytes().decode(), name=str(path))
+            documents = TokenizedDocuments.contiguous(
+                arrays["tokens"], arrays["sentence_bounds"], arrays["document_starts"]
+            )
+            tokenizer = TextTokenizer.from_json(arrays["tokenizer"].tobytes().decode(), name=str(path))
             return TokenizedCorpus(documents, tokenizer, int(arrays["num_empty_sentences"]))
     except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, DataError) as error:
         raise DataError(

@@ -7,9 +7,8 @@ leading, repeated and missing blank lines, lines of spaces, CRLF and byte-order 
 a file that cannot be meant is an error that says what to do.
 """
 
-import bz2
-import gzip
-import lzma
+import io
+from collections.abc import Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import pairwise
@@ -19,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chimera.data.keyed import Purpose, below, keyed_stream
+from chimera.data.text.documents import decoded, segmented_documents
+from chimera.data.text.streams import uncompressed
 from chimera.errors import DataError
 
 __all__ = [
@@ -28,15 +29,13 @@ __all__ = [
     "read_bytes",
     "read_segmented_text",
     "split_documents",
+    "split_parts",
 ]
 
 _FORMAT_ADVICE = (
     "segmented text has one sentence per line and one blank line after each document; "
     'set data.corpus to such a file, or to "bundled" for the English corpus that comes with chimera'
 )
-
-# What compressed files start with; the file's name decides nothing.
-_GZIP_MAGIC, _XZ_MAGIC, _BZIP2_MAGIC = b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh"
 
 
 def bundled_corpus_path() -> Traversable:
@@ -45,7 +44,7 @@ def bundled_corpus_path() -> Traversable:
 
 
 def read_segmented_text(path: str | Path | Traversable) -> list[list[str]]:
-    """Read a corpus, plain or compressed by gzip, xz or bzip2.
+    """Read a corpus, plain or compressed by gzip, xz, bzip2 or Zstandard.
 
     Returns:
         The documents in the file's order, each the list of its sentences. Documents of one sentence are kept.
@@ -64,17 +63,7 @@ def parse_segmented_text(data: bytes, *, name: str) -> list[list[str]]:
     Raises:
         DataError: as ``read_segmented_text``.
     """
-    # A byte-order mark inside the text is left over from files joined end to end; it is no character of a sentence.
-    text = _decode(data, name=name).replace("\ufeff", "")
-    documents: list[list[str]] = [[]]
-    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
-        sentence = line.strip()
-        if sentence:
-            documents[-1].append(sentence)
-        elif documents[-1]:
-            documents.append([])
-    if not documents[-1]:
-        documents.pop()
+    documents = segmented_documents(decoded(data, name=f"corpus {name}"))
     _require_sentence_pairs(documents, name=name)
     return documents
 
@@ -100,12 +89,45 @@ def split_documents(
             f"{num_documents - num_heldout} training and {num_heldout} held-out documents; each side needs at least "
             "one: set data.heldout_fraction so that it does, or use a corpus of more documents"
         )
-    run_starts = np.arange(num_heldout + 1, dtype=np.int64) * num_documents // num_heldout
-    stream = keyed_stream(seed, 0, Purpose.SPLIT)
-    chosen = [first + below(stream, int(end - first)) for first, end in pairwise(run_starts)]
-    heldout = np.zeros(num_documents, dtype=bool)
-    heldout[chosen] = True
+    heldout = _one_of_each_run(num_documents, num_heldout, keyed_stream(seed, 0, Purpose.SPLIT))
     return np.flatnonzero(~heldout), np.flatnonzero(heldout)
+
+
+def split_parts(num_documents: int, shares: Sequence[float], *, seed: int) -> tuple[NDArray[np.int64], ...]:
+    """Divide document indices into parts, the first of which is what the others leave.
+
+    Each later part takes one random document of each of as many equal runs of what is left as it has documents.
+
+    Args:
+        num_documents: documents in all.
+        shares: of each part; they add up to 1. A share of 0 gives no documents.
+        seed: of the choice.
+
+    Raises:
+        DataError: a part with a share above 0 would be empty.
+    """
+    left = np.arange(num_documents, dtype=np.int64)
+    parts: list[NDArray[np.int64]] = []
+    for number, share in enumerate(shares[1:]):
+        count = round(share * num_documents)
+        if share and not 0 < count < len(left):
+            raise DataError(
+                f"{num_documents} document(s) cannot be divided by {', '.join(map(str, shares))}: part {number + 2} "
+                f"would have {count}; set larger or fewer parts, or use a corpus of more documents"
+            )
+        taken = _one_of_each_run(len(left), count, keyed_stream(seed, number, Purpose.SPLIT))
+        parts.append(left[taken])
+        left = left[~taken]
+    return (left, *parts)
+
+
+def _one_of_each_run(num_documents: int, num_chosen: int, stream: np.random.Philox) -> NDArray[np.bool_]:
+    """Choose one random document of each of ``num_chosen`` equal runs."""
+    chosen = np.zeros(num_documents, dtype=bool)
+    if num_chosen:
+        run_starts = np.arange(num_chosen + 1, dtype=np.int64) * num_documents // num_chosen
+        chosen[[first + below(stream, int(end - first)) for first, end in pairwise(run_starts)]] = True
+    return chosen
 
 
 def read_bytes(path: Path | Traversable) -> bytes:
@@ -125,40 +147,12 @@ def read_bytes(path: Path | Traversable) -> bytes:
 
 
 def decompress(data: bytes, *, name: str) -> bytes:
-    """Return the text's bytes: decompressed if they start as gzip, xz or bzip2 files do, else as they are.
+    """Return the text's bytes: decompressed if they start as compressed files do, else as they are.
 
     Raises:
         DataError: they are compressed, but damaged; ``name`` stands for the file.
     """
-    try:
-        if data.startswith(_GZIP_MAGIC):
-            return gzip.decompress(data)
-        if data.startswith(_XZ_MAGIC):
-            return lzma.decompress(data)
-        if data.startswith(_BZIP2_MAGIC):
-            return bz2.decompress(data)
-    except (OSError, EOFError, ValueError, lzma.LZMAError) as error:
-        raise DataError(f"corpus {name} is compressed but damaged or cut short ({error}); copy it again") from error
-    return data
-
-
-def _decode(data: bytes, *, name: str) -> str:
-    """UTF-8 text without NUL characters."""
-    advice = "a corpus is UTF-8 text; convert other encodings, for instance with `iconv -f UTF-16 -t UTF-8`"
-    nul = data.find(b"\0")
-    if nul >= 0:
-        raise DataError(f"corpus {name} is binary or UTF-16: NUL at {_place(data, nul)}; {advice}")
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        at = error.start
-        raise DataError(f"corpus {name} is not UTF-8: byte 0x{data[at]:02x} at {_place(data, at)}; {advice}") from None
-
-
-def _place(data: bytes, offset: int) -> str:
-    """Where a byte stands, counted from one."""
-    before = data[:offset].split(b"\n")
-    return f"line {len(before)}, byte {len(before[-1]) + 1}"
+    return uncompressed(io.BytesIO(data), name=f"corpus {name}").read()
 
 
 def _require_sentence_pairs(documents: list[list[str]], *, name: str) -> None:

@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     SPLIT = 0
     ORDER = 1
     SAMPLE = 2
+    DOCUMENTS = 3
 
 
 def keyed_stream(seed: int, index: int, purpose: Purpose) -> np.random.Philox:

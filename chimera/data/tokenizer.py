@@ -1,22 +1,23 @@
 """WordPiece, by the ``tokenizers`` library: from a vocabulary file, from a tokenizer.json, or trained on a corpus.
 
 Knows the five special tokens that BERT samples need, checks that a vocabulary has them, and makes training repeatable.
-Refuses to know about documents or samples: it turns sentences into token ids and back. Text that looks like a special
-token, such as a corpus that says "[MASK]", is encoded as ordinary text, so no special id ever comes out of a sentence
-except the one of unknown words.
+Refuses to know about documents or samples: it turns sentences into token ids and back.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from chimera.data.text_tokenizer import TextTokenizer
 from chimera.errors import ConfigError, DataError
 
-__all__ = ["SPECIAL_TOKENS", "Vocabulary", "WordPiece", "train_wordpiece"]
+__all__ = ["SPECIAL_TOKENS", "Vocabulary", "WordPiece", "in_batches", "train_wordpiece"]
 
 #: In the order of their ids in a trained vocabulary: padding is 0.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -51,10 +52,10 @@ class Vocabulary:
     special: tuple[int, ...]
 
 
-class WordPiece:
+class WordPiece(TextTokenizer):
     """A tokenizer with the special tokens of BERT."""
 
-    __slots__ = ("_tokenizer", "vocabulary")
+    __slots__ = ("vocabulary",)
 
     vocabulary: Vocabulary
 
@@ -64,12 +65,8 @@ class WordPiece:
         Raises:
             DataError: its vocabulary lacks one of ``SPECIAL_TOKENS``.
         """
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer, name=name)
         self.vocabulary = _vocabulary(tokenizer, name=name)
-        # A tokenizer.json may ask for cutting and padding; sentences stay whole here.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        tokenizer.encode_special_tokens = True
 
     @classmethod
     def from_file(cls, path: str | Path, *, lowercase: bool | None = None) -> Self:
@@ -94,40 +91,19 @@ class WordPiece:
             )
         return cls.from_json(text, name=str(path))
 
-    @classmethod
-    def from_json(cls, text: str, *, name: str = "tokenizer.json") -> Self:
-        """Make a tokenizer from the text of a tokenizer.json.
+    @property
+    def special(self) -> tuple[int, ...]:
+        """Ids that stand for no text, ascending."""
+        return self.vocabulary.special
 
-        Raises:
-            DataError: it is not one, or it lacks a special token.
-        """
-        try:
-            tokenizer = Tokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception
-            raise DataError(
-                f"vocabulary {name} is not a tokenizer.json ({error}); set data.vocabulary to one, or to a vocab.txt"
-            ) from error
-        return cls(tokenizer, name=name)
-
-    def to_json(self) -> str:
-        """Return the text of its tokenizer.json, which ``from_json`` reads back."""
-        return str(self._tokenizer.to_str())
-
-    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each sentence, without [CLS] and [SEP]; a sentence may have none."""
-        encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included."""
-        return str(self._tokenizer.decode([int(token) for token in ids], skip_special_tokens=False))
-
-    def tokens(self) -> dict[str, int]:
-        """Return the id of every token."""
-        return dict(self._tokenizer.get_vocab())
+    def continuations(self) -> NDArray[np.bool_]:
+        """Return, for each id, whether it goes on with the word of the token before it."""
+        continues = np.zeros(self.size, dtype=bool)
+        continues[[number for token, number in self.tokens().items() if token.startswith(_CONTINUATION)]] = True
+        return continues
 
 
-def train_wordpiece(sentences: Sequence[str], *, vocab_size: int, lowercase: bool = True) -> WordPiece:
+def train_wordpiece(sentences: Iterable[str], *, vocab_size: int, lowercase: bool = True) -> WordPiece:
     """Train a WordPiece vocabulary; equal arguments give an equal vocabulary, in any process.
 
     The library numbers the characters inside words ("##a") in the order of a hash table that differs from run to run,
@@ -135,7 +111,7 @@ def train_wordpiece(sentences: Sequence[str], *, vocab_size: int, lowercase: boo
     without merges, and a second one is told to number them in their own order.
 
     Args:
-        sentences: the training text.
+        sentences: the training text; gone through twice.
         vocab_size: number of tokens, the five special ones (ids 0 to 4) included.
         lowercase: whether to lower-case the text and strip its accents.
 
@@ -169,12 +145,12 @@ def _trained(sentences: Iterable[str], specials: list[str], *, vocab_size: int, 
         continuing_subword_prefix=_CONTINUATION,
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_batches(sentences), trainer)
+    tokenizer.train_from_iterator(in_batches(sentences), trainer)
     return dict(tokenizer.get_vocab())
 
 
-def _batches(sentences: Iterable[str], size: int = 1000) -> Iterator[list[str]]:
-    """The library crosses from Python once a batch."""
+def in_batches(sentences: Iterable[str], size: int = 1000) -> Iterator[list[str]]:
+    """Yield lists of sentences: the library crosses from Python once a list."""
     batch: list[str] = []
     for sentence in sentences:
         batch.append(sentence)

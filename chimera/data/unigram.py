@@ -5,27 +5,51 @@ masked-language-model loss would reach by ignoring the context altogether. A mod
 many nats as its loss lies below. Refuses to know about models and samples.
 """
 
+from collections.abc import Iterable, Iterator
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
-from chimera.data.tokenizer import Vocabulary
-from chimera.data.tokens import TokenizedDocuments
+from chimera.data.text_tokenizer import Ids
+from chimera.data.tokens import TokenArray, TokenizedDocuments
+from chimera.errors import DataError
 
-__all__ = ["unigram_cross_entropy", "unigram_entropy"]
+__all__ = ["token_counts", "unigram_cross_entropy", "unigram_entropy"]
+
+_BLOCK_TOKENS: Final = 1 << 20
 
 
-def unigram_entropy(documents: TokenizedDocuments, vocabulary: Vocabulary) -> float:
+def token_counts(documents: TokenizedDocuments, vocabulary: Ids) -> NDArray[np.int64]:
+    """Return how often each id of the vocabulary occurs; special ones count as never.
+
+    Raises:
+        DataError: an id that the vocabulary does not have.
+    """
+    counts = np.zeros(vocabulary.size, dtype=np.int64)
+    for block in _joined(documents.token_blocks()):
+        found = np.bincount(block, minlength=vocabulary.size)
+        if len(found) > vocabulary.size:
+            raise DataError(
+                f"there is a token {len(found) - 1}, and the vocabulary has {vocabulary.size}; set data.vocabulary to "
+                "the one that the tokens were made with"
+            )
+        counts += found
+    counts[list(vocabulary.special)] = 0
+    return counts
+
+
+def unigram_entropy(counts: NDArray[np.int64]) -> float:
     """Return H = −Σ p(w) ln p(w) in nats per token, p(w) being the word piece w's share of the maskable tokens.
 
     This is the number quoted as a corpus's unigram entropy, of its training documents. Masked positions are chosen
     uniformly, so their targets have this distribution.
     """
-    counts = _counts(documents, vocabulary)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
 
 
-def unigram_cross_entropy(train: TokenizedDocuments, heldout: TokenizedDocuments, vocabulary: Vocabulary) -> float:
+def unigram_cross_entropy(train: NDArray[np.int64], heldout: NDArray[np.int64], vocabulary: Ids) -> float:
     """Return −Σ q(w) ln p(w) in nats per token: the held-out loss of a model that knows the training frequencies only.
 
     q is the held-out share; p the training share with one added to the count of every ordinary word piece, since a
@@ -33,13 +57,19 @@ def unigram_cross_entropy(train: TokenizedDocuments, heldout: TokenizedDocuments
     """
     ordinary = np.ones(vocabulary.size, dtype=bool)
     ordinary[list(vocabulary.special)] = False
-    smoothed = _counts(train, vocabulary)[ordinary] + 1
-    heldout_counts = _counts(heldout, vocabulary)[ordinary]
-    return float(-(heldout_counts / heldout_counts.sum() * np.log(smoothed / smoothed.sum())).sum())
+    smoothed = train[ordinary] + 1
+    return float(-(heldout[ordinary] / heldout.sum() * np.log(smoothed / smoothed.sum())).sum())
 
 
-def _counts(documents: TokenizedDocuments, vocabulary: Vocabulary) -> NDArray[np.int64]:
-    """How often each id occurs, special ones never."""
-    counts = np.bincount(documents.tokens, minlength=vocabulary.size)
-    counts[list(vocabulary.special)] = 0
-    return counts
+def _joined(blocks: Iterable[TokenArray]) -> Iterator[TokenArray]:
+    """Put small blocks together: counting has a price per block, which the vocabulary's size sets."""
+    waiting: list[TokenArray] = []
+    size = 0
+    for block in blocks:
+        waiting.append(block)
+        size += len(block)
+        if size >= _BLOCK_TOKENS:
+            yield np.concatenate(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield np.concatenate(waiting)

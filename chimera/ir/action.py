@@ -78,6 +78,11 @@ class Overlap(NamedTuple):
     forward: Action
     backward: Action
 
+    @property
+    def kind(self) -> tuple[Kind, Kind]:
+        """The kinds of the two, as what the pair does."""
+        return self.forward.kind, self.backward.kind
+
     def __str__(self) -> str:
         return f"({self.forward};{self.backward})OVERLAP_F_B"
 

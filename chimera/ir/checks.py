@@ -12,10 +12,12 @@ from chimera.ir.checks_messages import Messages, message_violations
 from chimera.ir.checks_order import local_order
 from chimera.ir.checks_progress import deadlock
 from chimera.ir.checks_reductions import reduction_violations
+from chimera.ir.checks_updates import update_violations
 from chimera.ir.grid import grid_text
 from chimera.ir.memory import over_limit
 from chimera.ir.rows import Rows
 from chimera.ir.schedule import Schedule
+from chimera.ir.versions import updates_before
 from chimera.ir.violation import Violation
 
 __all__ = ["Violation", "check", "report", "violations"]
@@ -47,7 +49,9 @@ def violations(schedule: Schedule, *, memory_limit: float | None = None, forward
     if schedule.is_lowered:
         wrong, messages = message_violations(rows)
         found.extend(wrong)
-    found.extend(reduction_violations(rows))
+    before = updates_before(schedule.table, schedule.num_stages)
+    updates = update_violations(schedule, rows, before)
+    found.extend(updates or reduction_violations(rows, before))
     if memory_limit is not None:
         found.extend(over_limit(schedule, memory_limit))
     if not any(violation.rule in _ROOTS_OF_DEADLOCK for violation in found):

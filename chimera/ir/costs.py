@@ -36,6 +36,7 @@ PER_STAGE_FIELDS: Final = (
     "weight_bytes",
     "gradient_bytes",
     "reduce_s",
+    "held_for_weight_grad",
 )
 """The fields of ``StageCosts`` that hold one number per stage."""
 
@@ -54,6 +55,9 @@ class ResolvedCosts:
             the model for one whole micro-batch.
         activation_bytes: [stage], the same in bytes, where known.
         resident_bytes: [stage], weights and gradients, where known.
+        weight_bytes: [stage], one version of the weights, where known.
+        held_for_weight_grad: [stage], the share of its activations that a split backward holds from I to W; all of it
+            without.
     """
 
     unit: str
@@ -62,6 +66,8 @@ class ResolvedCosts:
     activations: NDArray[np.float64]
     activation_bytes: NDArray[np.float64] | None = None
     resident_bytes: NDArray[np.float64] | None = None
+    weight_bytes: NDArray[np.float64] | None = None
+    held_for_weight_grad: NDArray[np.float64] | None = None
 
 
 _OPTIONS: Final = {"reduce": "--reduce-time"}
@@ -80,10 +86,14 @@ class Costs:
         backward: time of B, the whole backward.
         input_grad: time of I; without it what ``weight_grad`` leaves of ``backward``, or half.
         weight_grad: time of W; without it what ``input_grad`` leaves of ``backward``, or half.
+        overlap: time of an F and a B run together as a pair; without it, and for an F with an I, the sum of the two.
         p2p: latency of one hop between ranks.
         message_size: size of one whole micro-batch's message, in any unit that ``bandwidth`` uses.
         bandwidth: size per unit of time; a message takes p2p + message_size / bandwidth.
         reduce: time to reduce the gradients of 1/p of the model.
+        held_for_weight_grad: share of a micro-batch's activations that a split backward holds from I to W, from 0 to 1:
+            what the weights' gradients need. In a transformer block with explicit attention scores it is
+            32h/(34h + 5as), Zero Bubble, ICLR 2024 (arXiv 2401.10241), §2.3.
 
     >>> costs = Costs(forward=1, backward=2, p2p=0.1).resolve(
     ...     Schedule.from_text(["0F0 2F0 2B0 0B0", "1F0 3F0 3B0 1B0"], routes=[[0, 1, 0, 1]])
@@ -96,16 +106,19 @@ class Costs:
     backward: float = 2.0
     input_grad: float | None = None
     weight_grad: float | None = None
+    overlap: float | None = None
     p2p: float = 0.0
     message_size: float = 0.0
     bandwidth: float = math.inf
     reduce: float = 0.0
+    held_for_weight_grad: float = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and field.name != "bandwidth":
                 _check_quantity(value, _OPTIONS.get(field.name, f"--{field.name.replace('_', '-')}"))
+        _check_share(self.held_for_weight_grad, "--held-for-weight-grad")
         if not self.bandwidth > 0:
             raise UsageError(f"--bandwidth {self.bandwidth}: needed: more than 0, or leave it out for messages of p2p")
         for name, part in (("input-grad", self.input_grad), ("weight-grad", self.weight_grad)):
@@ -137,7 +150,9 @@ class Costs:
         duration[Kind.REDUCE_GRAD] = self.reduce * stage_share
         message = self.p2p + schedule.microbatch_share * self.message_size / self.bandwidth
         _fill_messages(duration, np.full(num_stages - 1, message))
-        return ResolvedCosts(MODEL_UNIT, duration, {}, _unit_activations(schedule))
+        pairs = {} if self.overlap is None else dict.fromkeys(_pairs_with_b(schedule), self.overlap * part)
+        held = None if self.held_for_weight_grad == 1 else np.full(num_stages, float(self.held_for_weight_grad))
+        return ResolvedCosts(MODEL_UNIT, duration, pairs, _unit_activations(schedule), held_for_weight_grad=held)
 
 
 class PairTime(NamedTuple):
@@ -165,6 +180,7 @@ class StageCosts:
         latency_s: of one message between two ranks.
         bandwidth_bytes_per_s: of the link between two ranks; needed with ``message_bytes``.
         reduce_s: [stage], reduction of the stage's gradients over its replicas.
+        held_for_weight_grad: [stage], the share of its activations held from I to W, from 0 to 1; all of it without.
         overlap_s: times of overlapped pairs; a pair without one takes the sum of its two.
     """
 
@@ -179,6 +195,7 @@ class StageCosts:
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float | None = None
     reduce_s: Sequence[float] | None = None
+    held_for_weight_grad: Sequence[float] | None = None
     overlap_s: Sequence[PairTime] = ()
 
     def __post_init__(self) -> None:
@@ -195,6 +212,8 @@ class StageCosts:
                 raise UsageError("--costs: bandwidth_bytes_per_s is 0; needed: more than 0")
         elif self.message_bytes is not None:
             raise UsageError("--costs: message_bytes is given without bandwidth_bytes_per_s; needed: both or neither")
+        for stage, share in enumerate(self.held_for_weight_grad or ()):
+            _check_share(share, f"--costs: held_for_weight_grad[{stage}]")
         self._check_split()
         for pair in self.overlap_s:
             self._check_pair(pair)
@@ -259,6 +278,10 @@ class StageCosts:
             activations=_unit_activations(schedule),
             activation_bytes=None if self.activation_bytes is None else np.multiply(self.activation_bytes, share),
             resident_bytes=self._resident_bytes(),
+            weight_bytes=None if self.weight_bytes is None else np.asarray(self.weight_bytes, np.float64),
+            held_for_weight_grad=None
+            if self.held_for_weight_grad is None
+            else np.asarray(self.held_for_weight_grad, np.float64),
         )
 
     def split_backward(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -283,6 +306,15 @@ def _split(
     else:
         inward = whole / 2 if weight is None else whole - weight
     return inward, whole - inward if weight is None else weight
+
+
+def _pairs_with_b(schedule: Schedule) -> list[tuple[int, int, Kind]]:
+    """Return the stages of each pair of an F and a B."""
+    table = schedule.table
+    backward = np.flatnonzero(table.paired & (table.kind == Kind.B))
+    return [
+        (f, b, Kind.B) for f, b in zip(table.stage[backward - 1].tolist(), table.stage[backward].tolist(), strict=True)
+    ]
 
 
 def _unit_activations(schedule: Schedule) -> NDArray[np.float64]:
@@ -311,3 +343,8 @@ def _check_quantity(value: float, what: str) -> None:
     # Compared with the largest float, because an integer from a file may be too large to become one.
     if not 0 <= value <= sys.float_info.max:
         raise UsageError(f"{what} {shown(value)}: needed: a finite number that is not negative")
+
+
+def _check_share(value: float, what: str) -> None:
+    if value > 1:
+        raise UsageError(f"{what} {shown(value)}: needed: a share from 0 to 1")

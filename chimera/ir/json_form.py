@@ -21,7 +21,7 @@ VERSION = 1
 _PAIR = "OVERLAP_F_B"
 _COUNTS = ("num_stages", "num_ranks", "num_microbatches")
 _REQUIRED = ("name", *_COUNTS, "pipelines", "microbatch_to_pipeline", "programs")
-_OPTIONAL = ("microbatch_share",)
+_OPTIONAL = ("microbatch_share", "microbatch_to_version")
 _ACTION_KEYS = ("kind", "stage", "microbatch", "pipeline")
 _KINDS = {kind.name: kind for kind in Kind}
 _MICROBATCH_KINDS = {name: kind for name, kind in _KINDS.items() if kind not in WHOLE_STAGE}
@@ -42,11 +42,12 @@ def from_json(text: str) -> Schedule:
         reader = _ProgramReader(placement, route)
         programs = _list(data["programs"], "programs", placement.num_ranks, "num_ranks")
         actions = tuple(reader.program(row, program) for row, program in enumerate(programs))
-        return Schedule(_name(data["name"]), placement, route, actions, _share(data.get("microbatch_share", 1)))
+        share, version = _share(data.get("microbatch_share", 1)), _versions_of_microbatches(data)
+        return Schedule(_name(data["name"]), placement, route, actions, share, version)
 
 
 def to_json(schedule: Schedule) -> str:
-    """Write a schedule, one action a line; ``microbatch_share`` only where it is not 1.
+    """Write a schedule, one action a line; ``microbatch_share`` only where it is not 1, versions where there are any.
 
     REDUCE_GRAD and STEP have no micro-batch; their pipeline is the first that puts the stage on the rank.
     """
@@ -63,6 +64,8 @@ def to_json(schedule: Schedule) -> str:
     }
     if schedule.microbatch_share != 1:
         head["microbatch_share"] = schedule.microbatch_share
+    if schedule.microbatch_to_version is not None:
+        head["microbatch_to_version"] = list(schedule.microbatch_to_version)
     members = [f" {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
     first_route = {
         (rank, stage): route
@@ -139,6 +142,15 @@ def _routes_of_microbatches(data: dict[str, Any], num_routes: int) -> tuple[int,
     return tuple(
         _integer(route, f"the pipeline of micro-batch {microbatch}", 0, num_routes - 1)
         for microbatch, route in enumerate(listed)
+    )
+
+
+def _versions_of_microbatches(data: dict[str, Any]) -> tuple[int, ...] | None:
+    if "microbatch_to_version" not in data:
+        return None
+    listed = _list(data["microbatch_to_version"], "microbatch_to_version", data["num_microbatches"], "num_microbatches")
+    return tuple(
+        _integer(version, f"the version of micro-batch {microbatch}", 0) for microbatch, version in enumerate(listed)
     )
 
 

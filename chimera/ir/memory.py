@@ -1,8 +1,9 @@
 """Activation memory of a schedule by program order alone; what it costs in bytes or over time is the simulator's.
 
 Unit: 1/p of the model's activations for one whole micro-batch. One stage of S on p ranks counts p/S of it, times the
-schedule's share of a micro-batch, from its F until its B, or until its W where the backward is split; in a program of
-forwards alone only while it runs. Buffers of receives and weight versions are not counted.
+schedule's share of a micro-batch, from its F until its B, or until its W where the backward is split; where less than
+all is held from I to W, the rest goes at I. In a program of forwards alone it is held only while F runs. Buffers of
+receives and weight versions are not counted.
 """
 
 from itertools import pairwise
@@ -20,23 +21,31 @@ from chimera.ir.violation import Violation, violation_at
 __all__ = ["activation_changes", "over_limit", "peak_activations", "peaks"]
 
 
-def activation_changes(table: Table) -> NDArray[np.int8]:
+def activation_changes(table: Table, held_for_weight_grad: NDArray[np.float64] | None = None) -> NDArray[Any]:
     """Return per row +1 where it starts to hold its stage's activations, −1 where it lets them go at its end, else 0.
 
-    A backward that is split lets go at W.
+    A backward that is split lets go at W; with ``held_for_weight_grad`` [stage], the share that W needs, of the rest at
+    I.
     """
     change = np.zeros(256, np.int8)
     change[Kind.F] = +1
     change[[Kind.B, Kind.W]] = -1
-    return change[table.kind]
+    if held_for_weight_grad is None:
+        return change[table.kind]
+    held = held_for_weight_grad[table.stage]
+    return np.where(table.kind == Kind.I, held - 1.0, np.where(table.kind == Kind.W, -held, change[table.kind]))
 
 
-def peaks(table: Table, per_stage: NDArray[np.float64]) -> tuple[float, ...]:
+def peaks(
+    table: Table, per_stage: NDArray[np.float64], held_for_weight_grad: NDArray[np.float64] | None = None
+) -> tuple[float, ...]:
     """Return the most each rank holds at once when a micro-batch holds ``per_stage[stage]``.
 
     Where nothing lets go (forwards alone), each F holds its activations only while it runs.
     """
-    change = activation_changes(table).astype(np.int64)
+    change = activation_changes(table, held_for_weight_grad)
+    if held_for_weight_grad is None:
+        change = change.astype(np.int64)
     uniform = bool((per_stage == per_stage[0]).all())
     # Equal stages are counted in whole numbers, so that long programs lose nothing to rounding.
     scale = float(per_stage[0]) if uniform else 1.0

@@ -4,6 +4,7 @@ The checks and the passes ask it the same questions in bulk: on which rank does 
 row is a computation done, which data crosses ranks. It judges nothing and assumes indices that are in range.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +91,15 @@ class Rows:
         place = np.full((len(Phase), placement.num_stages, len(route)), NOTHING, np.int64)
         place[phase[computations], table.stage[computations], table.microbatch[computations]] = computations
         return cls(table, placement, route, table.rank, home, first, last, place)
+
+    def replicas(self) -> Iterator[tuple[int, int]]:
+        """Yield (rank, stage) of every replica once, ascending."""
+        yield from sorted({(rank, stage) for route in self.placement.routes for stage, rank in enumerate(route)})
+
+    def end_of(self, rank: int) -> int:
+        """Return the position behind a rank's last instruction."""
+        first, end = self.table.offsets[rank : rank + 2].tolist()
+        return int(self.table.position[end - 1]) + 1 if end > first else 0
 
     def needs(self) -> list[Needs]:
         """Return the dependency relation between the rows that are there, one entry per row of ``NEEDS``."""

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from chimera.errors import ScheduleError
-from chimera.ir.action import COMMUNICATIONS, Instruction, flatten, parse_program
+from chimera.ir.action import COMMUNICATIONS, Instruction, Kind, flatten, parse_program
 from chimera.ir.table import Table
 
 __all__ = ["Placement", "Schedule"]
@@ -62,6 +62,9 @@ class Schedule:
 
     ``microbatch_share`` is the size of one micro-batch of this schedule as a share of a whole one: 1, or ½ where
     backward halving cuts each in two. Costs and activation memory of an action are this share of the whole one's.
+
+    ``microbatch_to_version``, of asynchronous schedules alone, gives for each micro-batch the number of updates whose
+    weights it takes on every stage; None where each forward takes the newest weights that its stage has.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Schedule:
     microbatch_to_route: tuple[int, ...]
     actions: tuple[tuple[Instruction, ...], ...]
     microbatch_share: float = 1.0
+    microbatch_to_version: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.actions) != self.num_ranks:
@@ -84,6 +88,12 @@ class Schedule:
         if not 0 < self.microbatch_share <= 1:
             raise ScheduleError(
                 f"microbatch_share is {self.microbatch_share}; needed: the part of a whole one, above 0, at most 1"
+            )
+        versions = self.microbatch_to_version
+        if versions is not None and (len(versions) != self.num_microbatches or min(versions, default=0) < 0):
+            raise ScheduleError(
+                f"microbatch_to_version is {list(versions)}; needed: for each of {self.num_microbatches} micro-batches "
+                "the number of updates whose weights it takes, 0 or more"
             )
 
     @classmethod
@@ -127,6 +137,11 @@ class Schedule:
     def is_lowered(self) -> bool:
         """Whether the programs hold sends and receives."""
         return bool(np.isin(self.table.kind, list(COMMUNICATIONS)).any())
+
+    @cached_property
+    def is_asynchronous(self) -> bool:
+        """Whether stages update their weights within the program, by STEP."""
+        return bool((self.table.kind == Kind.STEP).any())
 
     @cached_property
     def table(self) -> Table:

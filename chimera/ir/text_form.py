@@ -9,7 +9,8 @@
     0F1 1F0 1B0 0B1
 
 ``routes`` gives the rank of each stage, route by route; ``microbatches`` the route of each micro-batch; ``share`` the
-part of a whole micro-batch, where it is not 1. Blank lines and lines that begin with # mean nothing; a rank without
+part of a whole micro-batch, where it is not 1; ``versions`` the updates whose weights each micro-batch takes, where an
+asynchronous schedule says so. Blank lines and lines that begin with # mean nothing; a rank without
 actions is written as ``-``. Without ``routes`` each stage lives on the rank whose row names it.
 """
 
@@ -27,7 +28,7 @@ __all__ = ["from_text", "to_text"]
 
 _HEAD = re.compile(r"([A-Za-z_]+)\s*:\s*(.*)", re.ASCII)
 _NUMBERS = re.compile(r"\d{1,9}(?:\s+\d{1,9})*", re.ASCII)
-_KEYS = ("name", "routes", "microbatches", "share")
+_KEYS = ("name", "routes", "microbatches", "share", "versions")
 _IDLE = "-"
 _MAX_NAME = 200
 
@@ -41,6 +42,8 @@ def to_text(schedule: Schedule) -> str:
     ]
     if schedule.microbatch_share != 1:
         head.append(f"share: {schedule.microbatch_share!r}")
+    if schedule.microbatch_to_version is not None:
+        head.append("versions: " + " ".join(map(str, schedule.microbatch_to_version)))
     return "\n".join([*head, *(row or _IDLE for row in schedule.to_text())]) + "\n"
 
 
@@ -56,7 +59,7 @@ def from_text(text: str, name: str = "text") -> Schedule:
         if "name" in head:
             name = _name(head["name"])
         if "routes" not in head:
-            for key in ("microbatches", "share"):
+            for key in ("microbatches", "share", "versions"):
                 if key in head:
                     raise FormatError(f"{key}: is given without routes:; add the rank of each stage, as in routes: 0 1")
             return inferred_schedule(name, programs)
@@ -107,9 +110,14 @@ def _stated(name: str, head: dict[str, str], programs: Sequence[tuple[Instructio
     for microbatch, route in enumerate(microbatches):
         if route >= len(routes):
             raise FormatError(f"microbatches: put micro-batch {microbatch} on route {route} of {len(routes)}")
-    return Schedule(
-        name, Placement(len(programs), routes), microbatches, tuple(programs), _share(head.get("share", "1"))
-    )
+    share, versions = _share(head.get("share", "1")), None
+    if "versions" in head:
+        versions = _numbers(head["versions"], "versions")
+        if len(versions) != len(microbatches):
+            raise FormatError(
+                f"versions: has {len(versions)} numbers for {len(microbatches)} micro-batches; give as many"
+            )
+    return Schedule(name, Placement(len(programs), routes), microbatches, tuple(programs), share, versions)
 
 
 def _numbers(text: str, key: str) -> tuple[int, ...]:

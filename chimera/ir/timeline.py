@@ -76,7 +76,8 @@ class Timeline:
         end: [row].
         activations: [stage], what a micro-batch holds from F to B or W, in units of 1/p of the model; may be empty.
         activation_bytes: [stage], the same in bytes, where known.
-        resident_bytes: [rank], weights and gradients, where known.
+        resident_bytes: [rank], weights in all versions held at once, and gradients, where known.
+        held_for_weight_grad: [stage], the share of its activations held from I to W; all of it without.
         recorded_memory: measured curves per rank, in place of derived ones.
         microbatch_to_route: the route of each micro-batch; empty where all follow route 0.
     """
@@ -90,6 +91,7 @@ class Timeline:
     activations: NDArray[np.float64]
     activation_bytes: NDArray[np.float64] | None = None
     resident_bytes: NDArray[np.float64] | None = None
+    held_for_weight_grad: NDArray[np.float64] | None = None
     recorded_memory: tuple[MemoryCurve, ...] | None = None
     microbatch_to_route: tuple[int, ...] = ()
 
@@ -220,7 +222,7 @@ class Timeline:
         Held from F to the end of B, or of W where the backward is split. Without ``activations`` every stage counts 1.
         """
         if len(self.activations):
-            return peaks(self.table, self.activations)
+            return peaks(self.table, self.activations, self.held_for_weight_grad)
         return peaks(self.table, np.ones(int(self.table.stage.max(initial=0)) + 1))
 
     @property
@@ -231,7 +233,7 @@ class Timeline:
         if self.activation_bytes is None:
             return None
         resident = np.zeros(self.num_ranks) if self.resident_bytes is None else self.resident_bytes
-        held = peaks(self.table, self.activation_bytes)
+        held = peaks(self.table, self.activation_bytes, self.held_for_weight_grad)
         return tuple(float(base) + peak for base, peak in zip(resident, held, strict=True))
 
     def memory(self, rank: int) -> MemoryCurve:
@@ -242,7 +244,7 @@ class Timeline:
         per_stage = self.activation_bytes if in_bytes else self.activations if len(self.activations) else None
         base = float(self.resident_bytes[rank]) if in_bytes and self.resident_bytes is not None else 0.0
         rows = self.rows(rank)
-        changes = activation_changes(self.table)
+        changes = activation_changes(self.table, self.held_for_weight_grad)
         stage, change, start, end = (column[rows] for column in (self.table.stage, changes, self.start, self.end))
         if not (changes < 0).any():
             # Each F lets go at its own end.

@@ -16,8 +16,8 @@ class Violation:
         position: the place in that program; its length where an action is missing at the end.
         action: text of the action that is there or missing.
         message: what is wrong and what to do.
-        rule: ``shape``, ``placement``, ``complete``, ``order``, ``messages``, ``fifo``, ``reductions``, ``deadlock`` or
-            ``memory``.
+        rule: ``shape``, ``placement``, ``complete``, ``order``, ``messages``, ``fifo``, ``updates``, ``reductions``,
+            ``deadlock`` or ``memory``.
     """
 
     rank: int

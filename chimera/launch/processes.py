@@ -62,7 +62,8 @@ class _Job:
                 target=_run_rank,
                 args=(main, place, dict(os.environ), there),
                 name=f"rank {place.rank}",
-                daemon=True,
+                # It may have workers of its own, which daemons may not; it ends with its parent all the same.
+                daemon=False,
             )
             process.start()
             there.close()

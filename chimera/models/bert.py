@@ -183,7 +183,14 @@ class BertPretrainingLoss:
 
     Args:
         vocabulary: How tensor-parallel ranks share the words; None where nobody does.
+
+    Attributes:
+        fields: of the micro-batch that it takes.
+        terms: names of the terms.
     """
+
+    fields: ClassVar[tuple[str, ...]] = ("mlm_labels", "nsp_labels")
+    terms: ClassVar[tuple[str, ...]] = ("mlm", "nsp")
 
     def __init__(self, vocabulary: Vocabulary | None = None) -> None:
         self.vocabulary = vocabulary

@@ -5,6 +5,7 @@ known before the first forward. Knows labels and logits; knows no models and no 
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -58,7 +59,14 @@ class LanguageModelLoss:
 
     Args:
         vocabulary: How tensor-parallel ranks share the words; None where nobody does.
+
+    Attributes:
+        fields: of the micro-batch that it takes.
+        terms: names of the terms.
     """
+
+    fields: ClassVar[tuple[str, ...]] = ("labels",)
+    terms: ClassVar[tuple[str, ...]] = ("lm",)
 
     def __init__(self, vocabulary: Vocabulary | None = None) -> None:
         self.vocabulary = vocabulary

@@ -1,20 +1,21 @@
-"""Schedules derived from a schedule by leaving out: no reductions, no messages, no backward.
+"""Schedules derived from a schedule by leaving out: no reductions, no messages, no pairs, no backward.
 
 The forward-only program is made anew for any number of micro-batches; the others keep the order of what stays.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
 from chimera.errors import UsageError
-from chimera.ir.action import BACKWARDS, COMMUNICATIONS, Action, Instruction, Kind
+from chimera.ir.action import BACKWARDS, COMMUNICATIONS, Action, Instruction, Kind, Overlap
 from chimera.ir.checks import check
 from chimera.ir.rows import code_mask
 from chimera.ir.schedule import Placement, Schedule
 
-__all__ = ["compute_only", "forward_only", "has_backward", "on_one_rank", "without_reductions"]
+__all__ = ["compute_only", "forward_only", "has_backward", "on_one_rank", "pairs_apart", "without_reductions"]
 
 
 def has_backward(schedule: Schedule) -> bool:
@@ -38,6 +39,28 @@ def _keeping(schedule: Schedule, keep: Callable[[Instruction], bool]) -> Schedul
     kept = replace(schedule, actions=tuple(tuple(filter(keep, program)) for program in schedule.actions))
     check(kept, forward_only=not has_backward(kept))
     return kept
+
+
+def pairs_apart(schedule: Schedule, *, keep: Callable[[Overlap], bool] = lambda _: False) -> Schedule:
+    """Return the schedule with each pair, but those to ``keep``, as its forward and then its backward.
+
+    Put before sends are placed, the forward's result leaves before the backward runs.
+
+    >>> schedule = Schedule.from_text(["0F0 0F1 0B0 0B1", "1F0 (1F1;1B0)OVERLAP_F_B 1B1"], routes=[[0, 1]])
+    >>> pairs_apart(schedule).to_text()
+    ['0F0 0F1 0B0 0B1', '1F0 1F1 1B0 1B1']
+    """
+    if not schedule.table.paired.any():
+        return schedule
+    # As pairs, too, it has to be right: apart, a pair of which one half needs the other would be none the wiser.
+    check(schedule)
+    programs = tuple(
+        tuple(chain.from_iterable(i if type(i) is Overlap and not keep(i) else (i,) for i in program))
+        for program in schedule.actions
+    )
+    apart = replace(schedule, actions=programs)
+    check(apart)
+    return apart
 
 
 def forward_only(schedule: Schedule, microbatches: int) -> Schedule:

@@ -15,8 +15,8 @@ __all__ = ["lower"]
 def lower(schedule: Schedule, *, reduce: ReductionMode | None = "end", receive_depth: int | None = 2) -> Schedule:
     """Return the schedule with reductions, sends and receives, proved.
 
-    What is there already stays: reductions and optimizer steps that the schedule places itself, sends and receives of a
-    lowered one. A forward-only program gets no reductions.
+    What is there already stays: reductions that the schedule places itself, updates of an asynchronous one, sends and
+    receives of a lowered one. A forward-only program gets no reductions.
 
     Args:
         schedule: complete; checked before anything is placed.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chimera.errors import ScheduleError, UsageError, nearest_names
-from chimera.ir.action import COMMUNICATIONS, COMPUTATIONS, SENDS, Action, Kind
+from chimera.ir.action import COMMUNICATIONS, COMPUTATIONS, SENDS, Instruction, Kind, Overlap
 from chimera.ir.checks import check
 from chimera.ir.costs import Costs
 from chimera.ir.rows import code_mask
@@ -35,11 +35,11 @@ REDUCTION_MODES: Final[tuple[ReductionMode, ...]] = get_args(ReductionMode)
 
 
 def places_reductions(schedule: Schedule) -> bool:
-    """Return whether the schedule says itself where gradients are reduced, or weights updated."""
-    return bool(code_mask(schedule.table, Kind.REDUCE_GRAD, Kind.STEP).any())
+    """Return whether the schedule says itself where gradients are reduced."""
+    return bool((schedule.table.kind == Kind.REDUCE_GRAD).any())
 
 
-def before_reduction(program: Sequence[Action]) -> frozenset[int]:
+def before_reduction(program: Sequence[Instruction]) -> frozenset[int]:
     """Return the positions of backwards that a rank follows by the reduction of their stage, messages apart.
 
     Parts of that reduction may start inside such a backward as their gradients become complete: no other reduction
@@ -50,30 +50,34 @@ def before_reduction(program: Sequence[Action]) -> frozenset[int]:
     [0, 4]
     """
     found = set()
-    latest: int | None = None
+    latest: tuple[int, int] | None = None
     for position, action in enumerate(program):
+        if type(action) is Overlap:
+            latest = None
+            continue
         if action.kind in {Kind.B, Kind.W}:
-            latest = position
-        elif action.kind is Kind.REDUCE_GRAD and latest is not None and program[latest].stage == action.stage:
-            found.add(latest)
+            latest = position, action.stage
+        elif action.kind is Kind.REDUCE_GRAD and latest is not None and latest[1] == action.stage:
+            found.add(latest[0])
         if action.kind not in COMMUNICATIONS | {Kind.B, Kind.W}:
             latest = None
     return frozenset(found)
 
 
 def place_reductions(schedule: Schedule, mode: ReductionMode) -> Schedule:
-    """Return the schedule with one REDUCE_GRAD per stage and rank that holds it, proved.
+    """Return the schedule with one REDUCE_GRAD per update, stage and rank that holds it, proved.
 
-    All ranks start reductions in one order, so that no two of them wait for each other.
+    All ranks start reductions in one order, so that no two of them wait for each other. An asynchronous schedule has
+    placed its updates itself: there each STEP gets its reduction directly before it, whatever the mode.
 
     Args:
-        schedule: synchronous, without reductions.
+        schedule: without reductions.
         mode: ``end``: behind each rank's last computation. ``eager``: behind the rank's last gradient of the stage.
             ``eager-opt``: eager only if the rank is idle for part of the time between that gradient and its last
             computation, else at the end, for there is no bubble to hide it in.
 
     Raises:
-        ScheduleError: the schedule has reductions or steps of its own, or is wrong.
+        ScheduleError: the schedule has reductions of its own, or is wrong.
     """
     reduced = reducing(schedule, mode)
     check(reduced)
@@ -87,9 +91,11 @@ def reducing(schedule: Schedule, mode: ReductionMode) -> Schedule:
         raise UsageError(f"reductions: got mode {mode!r}{nearest_names(mode, REDUCTION_MODES)}; needed: one of {known}")
     if places_reductions(schedule):
         raise ScheduleError(
-            f"schedule {schedule.name!r} places its reductions or optimizer steps itself; take reductions out with "
+            f"schedule {schedule.name!r} places its reductions itself; take them out with "
             "passes.derived.without_reductions first, or lower it with reduce=None"
         )
+    if schedule.is_asynchronous:
+        return _before_steps(schedule)
     held = np.zeros((schedule.num_ranks, schedule.num_stages), np.bool_)
     for route in schedule.placement.routes:
         held[list(route), np.arange(schedule.num_stages)] = True
@@ -105,6 +111,20 @@ def reducing(schedule: Schedule, mode: ReductionMode) -> Schedule:
         # complete on all its ranks no later than this one can start.
         order = np.lexsort((-np.arange(schedule.num_stages), ready.max(axis=0)))
     return _inserted(schedule, held, gap, order)
+
+
+def _before_steps(schedule: Schedule) -> Schedule:
+    """Insert a reduction before every STEP."""
+    table = schedule.table
+    steps = np.flatnonzero(table.kind == Kind.STEP)
+    new = Insertion(
+        rank=table.rank[steps],
+        gap=table.position[steps],
+        kind=np.full(len(steps), Kind.REDUCE_GRAD, np.uint8),
+        stage=table.stage[steps],
+        microbatch=np.full(len(steps), NO_MICROBATCH),
+    )
+    return schedule.with_table(insert_rows(table, [new]))
 
 
 def _inserted(

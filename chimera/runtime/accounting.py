@@ -5,7 +5,7 @@ what a term means is the loss function's business.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,12 +57,13 @@ class LossAccount:
         Raises:
             UsageError: ``given`` names other terms, or earlier runs cannot be weighed anew.
         """
-        names = self._agreed_names(lambda: self._counts_of(targets, outputs), self._speaker)
+        everything = range(len(targets))
+        names = self._agreed_names(lambda: self._counts_of(targets, outputs, everything), self._speaker)
         if given is not None and set(given) != set(names):
             raise UsageError(f"counts= names {', '.join(given)}; needed: exactly the loss terms {', '.join(names)}")
         totals: Counts = {}
         if self._last in self._groups.stages:
-            mine = self._counts_of(targets, outputs) if given is None else self._said_once(given)
+            mine = self._counts_of(targets, outputs, everything) if given is None else self._said_once(given)
             counted = self._sum_over_last_stage([mine.get(name, 0.0) for name in names])
             before = self._counts if given is None else {}
             totals = {name: before.get(name, 0.0) + count for name, count in zip(names, counted, strict=True)}
@@ -71,19 +72,42 @@ class LossAccount:
         self._counts = totals
         return totals, factor
 
+    def count_updates(
+        self, targets: Sequence[Any], outputs: Sequence[Mapping[int, Spec]], update_of: Sequence[int]
+    ) -> list[Counts]:
+        """Return the counts of each update of an asynchronous schedule, which divide the losses it is made of.
+
+        Args:
+            targets: one per micro-batch.
+            outputs: one per micro-batch: the shapes that stages give.
+            update_of: one per micro-batch: its update.
+        """
+        parts = [[m for m, update in enumerate(update_of) if update == number] for number in range(max(update_of) + 1)]
+        names = self._agreed_names(lambda: self._counts_of(targets, outputs, range(len(targets))), self._speaker)
+        totals: list[Counts] = [{} for _ in parts]
+        if self._last in self._groups.stages:
+            mine = [self._counts_of(targets, outputs, part) for part in parts]
+            counted = self._sum_over_last_stage([counts.get(name, 0.0) for counts in mine for name in names])
+            rows = [counted[first : first + len(names)] for first in range(0, len(counted), len(names))]
+            totals = [dict(zip(names, row, strict=True)) for row in rows]
+        self._counts = {name: sum(counts.get(name, 0.0) for counts in totals) for name in names}
+        return totals
+
     def _factor(self, names: Sequence[str], before: Counts, after: Counts) -> float:
         """Return how gradients of earlier runs are weighed anew, or refuse, on every rank alike."""
         told = self._from_speaker([counts.get(name, 0.0) for counts in (before, after) for name in names])
         told_before, told_after = told[: len(names)], told[len(names) :]
         return _common_ratio(dict(zip(names, told_before, strict=True)), dict(zip(names, told_after, strict=True)))
 
-    def _counts_of(self, targets: Sequence[Any], outputs: Sequence[Mapping[int, Spec]]) -> Counts:
-        """Return the counts of the micro-batches whose last stage is here."""
+    def _counts_of(
+        self, targets: Sequence[Any], outputs: Sequence[Mapping[int, Spec]], microbatches: Iterable[int]
+    ) -> Counts:
+        """Return the counts of those of the micro-batches whose last stage is here."""
         mine: Counts = {}
-        for microbatch, target in enumerate(targets):
+        for microbatch in microbatches:
             if self._schedule.rank_of(self._last, microbatch) == self._groups.pipeline_rank:
                 shape = _without_storage(outputs[microbatch].get(self._last, ()))
-                for name, count in count_terms(self._loss_fn, shape, target).items():
+                for name, count in count_terms(self._loss_fn, shape, targets[microbatch]).items():
                     mine[name] = mine.get(name, 0.0) + count
         return mine
 

@@ -70,7 +70,7 @@ class Gradients:
         stages: the stages here whose last ``REDUCE_GRAD`` completes them.
         replicas: who else holds the parameters; None for nobody.
         sharded: whether each replica gets its part of the sum only.
-        counted: whether this rank's copy, or its part of the sum, enters the gradient norm.
+        counted: whether this rank's copy, or its part of the sum, may enter the gradient norm.
         bucket_bytes: gradients that one collective sums.
     """
 
@@ -141,6 +141,11 @@ class Gradients:
         if self._sums and self.sharded:
             self.buffer.detach()
         self._sums.clear()
+
+    @property
+    def under_way(self) -> list[Pending]:
+        """The sums that are started and not finished."""
+        return [transfer.pending for transfer in self._sums]
 
     def _start_next(self) -> None:
         bucket, replicas = self._started, self.replicas

@@ -16,7 +16,7 @@ from chimera.runtime.weights import TiedGroup, Weights
 from chimera.tensor.communicator import Communicator
 from chimera.tensor.sharding import sharding_of
 
-__all__ = ["Holding", "holdings"]
+__all__ = ["Holding", "counts_once", "holdings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,7 @@ class Holding:
         parameters: of this rank, in the order of the model.
         stages: those here that have them.
         group: their holders; None where this rank is the only one.
-        first: whether this rank is the first that holds these very elements.
-        shares_count: whether parts of them, one on each holder, are counted here: not where other tensor-parallel ranks
-            hold copies in groups of their own.
+        first: whether this rank is the first of those, in groups of their own for each tensor-parallel rank.
         tied: whether it is one parameter that several stages share.
     """
 
@@ -37,7 +35,6 @@ class Holding:
     stages: frozenset[int]
     group: Communicator | None
     first: bool
-    shares_count: bool
     tied: bool
 
 
@@ -62,13 +59,24 @@ def holdings(weights: Weights, tied: Sequence[TiedGroup], placement: Placement, 
     return found
 
 
+def counts_once(parameter: nn.Parameter, groups: Groups, *, shared_out: bool) -> bool:
+    """Return whether what this rank has of a parameter is, of all tensor-parallel ranks, counted here in a norm.
+
+    Args:
+        parameter: of this rank.
+        groups: this rank's place.
+        shared_out: whether its holders have a different part of it each.
+    """
+    sharding = sharding_of(parameter)
+    return sharding.is_cut or (sharding.partial and shared_out) or groups.tensor.rank == 0
+
+
 def _alike(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters that are cut, those that are copied, and those whose gradients are partial."""
-    by_kind: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for parameter in parameters:
-        sharding = sharding_of(parameter)
-        by_kind.setdefault((sharding.is_cut, sharding.partial), []).append(parameter)
-    yield from (by_kind[kind] for kind in sorted(by_kind, reverse=True))
+    """Yield the parameters whose gradients are partial, and the others, which one group sums in one order."""
+    for partial in (False, True):
+        alike = [parameter for parameter in parameters if sharding_of(parameter).partial is partial]
+        if alike:
+            yield alike
 
 
 def _holding(
@@ -80,14 +88,5 @@ def _holding(
     *,
     tied: bool,
 ) -> Holding:
-    sharding = sharding_of(parameters[0])
     is_first = groups.rank == groups.first_replica(first)
-    leads = groups.tensor.rank == 0
-    return Holding(
-        tuple(parameters),
-        frozenset(stages) & set(groups.stages),
-        group,
-        first=is_first and (sharding.is_cut or leads),
-        shares_count=sharding.is_cut or sharding.partial or leads,
-        tied=tied,
-    )
+    return Holding(tuple(parameters), frozenset(stages) & set(groups.stages), group, first=is_first, tied=tied)

@@ -12,7 +12,7 @@ import torch
 from chimera.errors import UsageError
 from chimera.runtime.loss import num_samples
 
-__all__ = ["Signature", "cut", "signature", "to_device"]
+__all__ = ["Signature", "cut", "cut_both", "signature", "to_device"]
 
 Signature = tuple[tuple[str, tuple[int, ...], torch.dtype], ...]
 
@@ -40,6 +40,22 @@ def cut(batch: Any, num_microbatches: int, what: str) -> list[Any]:
         pieces = {name: _split(name, tensor, samples, num_microbatches, what) for name, tensor in batch.items()}
         return [{name: piece[i] for name, piece in pieces.items()} for i in range(num_microbatches)]
     return list(batch.tensor_split(num_microbatches))
+
+
+def cut_both(inputs: Any, targets: Any, num_microbatches: int, device: torch.device) -> tuple[list[Any], list[Any]]:
+    """Cut a batch's inputs and targets alike, and move the micro-batches to where the model lives.
+
+    Raises:
+        UsageError: they cannot be cut, or have different numbers of samples.
+    """
+    given_whole = not (isinstance(inputs, Sequence) or isinstance(targets, Sequence))
+    if given_whole and num_samples(inputs) != num_samples(targets):
+        raise UsageError(
+            f"inputs have {num_samples(inputs)} samples along dim 0, targets {num_samples(targets)}; needed: as "
+            "many, since both are cut alike; or lists with one entry per micro-batch"
+        )
+    batches, goals = cut(inputs, num_microbatches, "inputs"), cut(targets, num_microbatches, "targets")
+    return [to_device(batch, device) for batch in batches], [to_device(goal, device) for goal in goals]
 
 
 def _split(name: str, tensor: torch.Tensor, samples: int, parts: int, what: str) -> tuple[torch.Tensor, ...]:

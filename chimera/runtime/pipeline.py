@@ -1,18 +1,18 @@
 """``Pipeline``: a model as a list of layers, run by any proved schedule on the ranks of a group.
 
 It cuts the layers over the stages, proves and lowers the schedule, makes replicas equal, and then trains or evaluates a
-batch per call. It reduces gradients; the optimizer's step is the caller's.
+batch per call. It reduces gradients; the optimizer's step is the caller's, by asynchronous schedules within a hook.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from chimera.errors import StalledError, UsageError
-from chimera.ir.action import Action, Kind
+from chimera.ir.action import Kind
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
 from chimera.passes.derived import forward_only, without_reductions
@@ -22,19 +22,21 @@ from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
 from chimera.plan.partition import partition
 from chimera.runtime.accounting import LossAccount
 from chimera.runtime.actions import Actions, Run
-from chimera.runtime.channels import Channels
+from chimera.runtime.channels import Channels, Spec
 from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.failure import stalled
 from chimera.runtime.groups import Groups
 from chimera.runtime.holdings import holdings
 from chimera.runtime.loss import LossFunction, num_samples
-from chimera.runtime.microbatches import cut, to_device
-from chimera.runtime.recorder import Recorder
+from chimera.runtime.microbatches import cut_both
+from chimera.runtime.overlap import runs_together
+from chimera.runtime.portions import Portions
+from chimera.runtime.recorder import GatherTimes, Recorder
 from chimera.runtime.reduction import Reduction
-from chimera.runtime.runnable import channels_of, check_cut, prepare_recompute, runnable
+from chimera.runtime.runnable import channels_of, check_cut, check_shares, check_updates, prepare_recompute, runnable
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage
-from chimera.runtime.updates import Updates
+from chimera.runtime.updates import UpdateHook, Updates
 from chimera.runtime.watch import Watch
 from chimera.runtime.weights import Weights, tied_groups
 from chimera.tensor.parallel import ALONE, TensorParallel
@@ -67,6 +69,8 @@ class Pipeline:
         device: where this rank's layers live; the CPU by default.
         backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own, and otherwise gloo,
             with messages between the ranks of one host through memory that they share.
+        update: called on every STEP of an asynchronous schedule, with the stage's parameters and gradients, to change
+            the parameters in place; needed by such a schedule, refused by others, after whose step the caller updates.
         dtype: type of weights and computation; None keeps the layers' own. Where it is narrower than fp32,
             ``optimizer_parameters`` holds the weights in fp32.
         shard_optimizer: whether the replicas of a stage (routes · d) each update a part of its weights, so that no
@@ -99,18 +103,26 @@ class Pipeline:
         device: torch.device | None = None,
         backend: str | None = None,
         dtype: torch.dtype | None = None,
+        update: UpdateHook | None = None,
         shard_optimizer: bool = False,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
         timeout_s: float = 600.0,
     ) -> None:
-        self.schedule = runnable(schedule, reduce)
-        placement = self.schedule.placement
+        placement = schedule.placement
         if layer_to_stage is None:
             layer_to_stage = partition([1.0] * len(layers), placement.num_stages)
+        check_shares(layers, tensor)
         prepare_recompute(layers, recompute, recompute_layers)
         cut_into = tuple(layer_to_stage)
         check_cut(cut_into, len(layers), placement.num_stages)
+        by_stage = [[layers[n] for n, at in enumerate(cut_into) if at == s] for s in range(placement.num_stages)]
+        self.schedule = runnable(
+            schedule,
+            reduce,
+            together=lambda pair: runs_together(by_stage[pair.forward.stage], by_stage[pair.backward.stage]),
+        )
         tied = tied_groups(layers, cut_into)
+        check_updates(self.schedule, tied, has_hook=update is not None, sharded=shard_optimizer)
         self.groups = groups = Groups.create(
             group,
             placement,
@@ -126,19 +138,24 @@ class Pipeline:
         self.layer_to_stage = cut_into
         self._seed = seed
         self._weights = Weights(layers, cut_into, tied, placement, groups, seed=seed, dtype=dtype)
+        table = self.schedule.table
         stages = {
             stage: Stage(
                 self._weights.layers_of(stage),
                 cut_into.index(stage),
                 recompute_every=recompute_layers if recompute == "full" else None,
-                split_backward=bool((self.schedule.table.kind == Kind.I).any()),
+                split_backward=bool((table.kind == Kind.I).any()),
+                overlapped=stage in table.stage[table.paired],
             )
             for stage in groups.stages
         }
         held = holdings(self._weights, tied, placement, groups)
         self._reduction = Reduction(held, groups, sharded=shard_optimizer, bucket_bytes=bucket_bytes)
-        self._updates = Updates(self._weights, held, self._reduction, groups)
+        self._portions = Portions(self._weights, held, self._reduction, groups)
         self._publish_due = False
+        self._updates = (
+            None if update is None else Updates(self.schedule, groups, self._weights, self._reduction, update)
+        )
         self._recorder = Recorder(groups)
         self._executor = Executor()
         self._shapes = Shapes(stages, placement.routes, groups, with_output=not hasattr(loss_fn, "counts"))
@@ -149,12 +166,13 @@ class Pipeline:
             channels=Channels(groups),
             stages=stages,
             reduction=self._reduction,
-            updates=self._updates,
+            portions=self._portions,
             recorder=self._recorder,
             executor=self._executor,
             loss_fn=loss_fn,
+            updates=self._updates,
         )
-        self._earlier_runs = without_reductions(self.schedule)
+        self._earlier_runs = self.schedule if self._updates else without_reductions(self.schedule)
         self._evaluations: dict[int, Schedule] = {}
         self._running = self.schedule
         self.watch = (
@@ -183,6 +201,9 @@ class Pipeline:
     ) -> torch.Tensor:
         """Run forward and backward of one batch and, with ``last``, reduce the gradients.
 
+        An asynchronous schedule makes its updates meanwhile, each by the gradient of its own micro-batches' loss over
+        their own counts, and leaves no gradient; it neither accumulates nor takes ``counts``.
+
         Args:
             inputs: cut along dim 0 into the schedule's micro-batches; or a list with one entry each.
             targets: likewise.
@@ -202,8 +223,14 @@ class Pipeline:
         Raises:
             StalledError: another rank died, or kept this one waiting for longer than the time-out.
         """
+        if self._updates is not None and (not last or counts is not None):
+            option = "last=False" if not last else "counts="
+            raise UsageError(
+                f"{option} is for gradients that accumulate over several runs, but schedule {self.schedule.name!r} "
+                "updates the weights within each; leave it out, or take more micro-batches to each update"
+            )
         groups, m = self.groups, self.schedule.num_microbatches
-        batches, goals = self._cut(inputs, targets, m)
+        batches, goals = cut_both(inputs, targets, m, self.groups.device)
         if microbatch_indices is None:
             first = (self._account.runs * groups.data_size + groups.data_rank) * m
             microbatch_indices = range(first, first + m)
@@ -216,13 +243,14 @@ class Pipeline:
         with self._watched(f"step {self.step_number}", schedule):
             self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
-            totals, factor = self._account.count(goals, specs, counts)
-            self._reduction.begin(accumulate=self._account.runs > 0, factor=factor)
-            run = Run(batches, goals, specs, keys, schedule.microbatch_to_route, totals, loss_scale)
+            run = self._begin(batches, goals, specs, keys, counts)
+            run.loss_scale = loss_scale
             self._execute(run, schedule, self._actions.training)
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
-        self._publish_due = last
+        if last and self._updates is None:
+            self._portions.attach()
+            self._publish_due = True
         return loss
 
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
@@ -233,14 +261,19 @@ class Pipeline:
         """
         whole = not isinstance(inputs, Sequence)
         m = min(self.schedule.num_microbatches, num_samples(inputs)) if whole else len(inputs)
-        batches, goals = self._cut(inputs, targets, m)
+        batches, goals = cut_both(inputs, targets, m, self.groups.device)
         schedule = self._evaluation(m)
-        with self._watched("evaluation", schedule), self._evaluation_mode(), torch.no_grad():
+        with self._watched("evaluation", schedule), self._weights.evaluation_mode(), torch.no_grad():
             self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
-            run = Run(batches, goals, specs, None, schedule.microbatch_to_route, {})
+            run = Run(batches, goals, specs, None, schedule.microbatch_to_route, (), ())
             self._execute(run, schedule, self._actions.evaluation)
             return self._account.evaluation_total(run.sums(), first_route=schedule.microbatch_to_route[0])
+
+    @property
+    def updates_per_step(self) -> int:
+        """Updates that a step makes by itself; 0 where the caller makes them."""
+        return 0 if self._updates is None else self._updates.per_step
 
     @property
     def terms(self) -> Mapping[str, float]:
@@ -251,6 +284,10 @@ class Pipeline:
         """Return the measured timeline of the latest step or evaluation, of this replica's ranks. A collective."""
         return self._recorder.timeline(self._running)
 
+    def gather_times(self) -> GatherTimes:
+        """Return how long the weights of the latest step were gathered under sharding, and waited for. A collective."""
+        return self._recorder.gather_times()
+
     # Parameters and gradients
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -259,19 +296,19 @@ class Pipeline:
         Their ``grad`` is the reduced gradient. With sharded optimizer states no rank has that as a whole, and they have
         none between steps; see ``portions``.
         """
-        self._updates.wait()
+        self._portions.wait()
         return self._weights.named_parameters()
 
     def optimizer_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return what an optimizer updates on this rank, gradients attached; see ``portions``."""
-        return [(portion.name, portion.parameter) for portion in self._updates.portions()]
+        return [(portion.name, portion.parameter) for portion in self._portions.portions()]
 
     def portions(self) -> list[Portion]:
         """Return what an optimizer updates on this rank, in the order of the model, gradients attached.
 
         They are the parameters, or their full-precision originals; with sharded optimizer states, stretches of either.
         """
-        return self._updates.portions()
+        return self._portions.portions()
 
     def sum_over_portions(self, parameters: Sequence[nn.Parameter], values: torch.Tensor) -> torch.Tensor:
         """Add up what the ranks say of their portions of the same parameter; a collective.
@@ -284,7 +321,7 @@ class Pipeline:
             The same shape: for each portion the sums over all portions of its parameter.
         """
         with self._watched("sums over portions", self._running):
-            return self._updates.sum_over_portions(parameters, values)
+            return self._portions.sum_over_portions(parameters, values)
 
     def collected(self, of_portion: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor]:
         """Return by name the tensors of whole parameters that this rank saves; a collective.
@@ -294,7 +331,7 @@ class Pipeline:
                 for one that does not train and has none.
         """
         with self._watched("bringing portions together", self._running):
-            return self._updates.collected(of_portion)
+            return self._portions.collected(of_portion)
 
     def publish_weights(self) -> None:
         """Start bringing updated weights to where they compute: into their narrower type, to the other replicas.
@@ -302,16 +339,19 @@ class Pipeline:
         The next step or evaluation does it where the caller did not; done right after the update it goes on meanwhile,
         and a stage's first forward waits for it.
         """
-        self._updates.publish()
+        start = self._recorder.mark()
+        self._recorder.gathering(start, self._portions.publish())
         self._publish_due = False
 
     def gradient_norm(self) -> float:
         """Return the 2-norm of the whole model's gradient; tied and replicated parameters count once. A collective."""
+        self._require_gradients("gradient_norm")
         with self._watched("gradient norm", self._running):
-            return self._updates.gradient_norm()
+            return self._portions.gradient_norm()
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply every gradient on this rank by ``factor``."""
+        self._require_gradients("scale_gradients")
         self._reduction.scale(factor)
 
     def close(self) -> None:
@@ -321,16 +361,32 @@ class Pipeline:
 
     # Parts
 
-    def _cut(self, inputs: Any, targets: Any, m: int) -> tuple[list[Any], list[Any]]:
-        device = self.groups.device
-        given_whole = not (isinstance(inputs, Sequence) or isinstance(targets, Sequence))
-        if given_whole and num_samples(inputs) != num_samples(targets):
+    def _begin(
+        self,
+        batches: Sequence[Any],
+        goals: Sequence[Any],
+        specs: Sequence[dict[int, Spec]],
+        keys: Sequence[Keys],
+        counts: Mapping[str, float] | None,
+    ) -> Run:
+        """Count the losses of a run, and make gradients and weights ready for it."""
+        routes = self.schedule.microbatch_to_route
+        if self._updates is not None:
+            update_of = self._updates.of_microbatch
+            totals = self._account.count_updates(goals, specs, update_of)
+            self._reduction.begin(accumulate=False)
+            self._updates.begin(self.step_number)
+            return Run(batches, goals, specs, keys, routes, update_of, totals)
+        total, factor = self._account.count(goals, specs, counts)
+        self._reduction.begin(accumulate=self._account.runs > 0, factor=factor)
+        return Run(batches, goals, specs, keys, routes, (0,) * len(batches), (total,))
+
+    def _require_gradients(self, method: str) -> None:
+        if self._updates is not None:
             raise UsageError(
-                f"inputs have {num_samples(inputs)} samples along dim 0, targets {num_samples(targets)}; needed: as "
-                "many, since both are cut alike; or lists with one entry per micro-batch"
+                f"{method}() has no gradient to work on: schedule {self.schedule.name!r} has used each in its update; "
+                "ask in the hook given as update= instead"
             )
-        batches, goals = cut(inputs, m, "inputs"), cut(targets, m, "targets")
-        return [to_device(batch, device) for batch in batches], [to_device(goal, device) for goal in goals]
 
     def _publish_if_due(self) -> None:
         if self._publish_due:
@@ -343,8 +399,7 @@ class Pipeline:
 
     def _execute(self, run: Run, schedule: Schedule, handlers: Handlers) -> None:
         """Run this rank's program, and wait for what it leaves under way."""
-        # No pair is left in it.
-        program = cast("tuple[Action, ...]", schedule.actions[self.groups.pipeline_rank])
+        program = schedule.actions[self.groups.pipeline_rank]
         self._actions.begin(run, program)
         self._executor.run(program, handlers)
         if self.watch is not None:
@@ -357,17 +412,6 @@ class Pipeline:
         if position is None or position >= len(program):
             return None, None
         return position, str(program[position])
-
-    @contextmanager
-    def _evaluation_mode(self) -> Iterator[None]:
-        modes = [(module, module.training) for layer in self._weights.layers.values() for module in layer.modules()]
-        for module, _ in modes:
-            module.training = False
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
 
     @contextmanager
     def _watched(self, activity: str, schedule: Schedule) -> Iterator[None]:

@@ -5,7 +5,9 @@ one boot of one machine share the monotonic clock, others measure their offset b
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +18,9 @@ from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Lane, Timeline
 from chimera.runtime.groups import Groups
 from chimera.runtime.shapes import share_json
+from chimera.tensor.communicator import Pending
 
-__all__ = ["Mark", "Recorder"]
+__all__ = ["Ends", "GatherTimes", "Mark", "Recorder"]
 
 Mark = float | torch.cuda.Event
 """A moment: seconds on the host's clock, or an event on a CUDA stream."""
@@ -30,8 +33,43 @@ _Span = tuple[int, Lane, Mark, Mark]
 """Position in the program, lane, start, end."""
 
 
+@dataclass(frozen=True, slots=True)
+class GatherTimes:
+    """How long updated weights were on their way to the other replicas, under sharding.
+
+    Attributes:
+        under_way_s: from the start of the gathers to the end of the last one.
+        waited_s: how long forwards waited for them.
+    """
+
+    under_way_s: float
+    waited_s: float
+
+    @property
+    def hidden_s(self) -> float:
+        """How long they were under way beside other work."""
+        return max(0.0, self.under_way_s - self.waited_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """When collectives ended: how many there are, and the ends of those that have told."""
+
+    number: int
+    marks: list[Mark]
+
+
+@dataclass(slots=True)
+class _Gather:
+    """Gathers started together: when, when each ended, and who waited from when to when."""
+
+    start: Mark
+    ends: list[Mark] = field(default_factory=list)
+    waits: list[tuple[Mark, Mark]] = field(default_factory=list)
+
+
 class Recorder:
-    """Records the spans of one rank for the latest step."""
+    """Records the spans of one rank for the latest step, and the gathers of weights that it began with."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
@@ -41,10 +79,14 @@ class Recorder:
         """Returns this moment: on the stream where there is one, else on the host's clock."""
         self._base: tuple[float, torch.cuda.Event] | None = None
         self._offset_s: float | None = None
+        self._gather: _Gather | None = None
+        self._next_gather: _Gather | None = None
 
     def begin(self) -> None:
-        """Forget the last step."""
+        """Forget the last step; gathers started since belong to the one that begins."""
         self._spans = []
+        if self._next_gather is not None:
+            self._gather, self._next_gather = self._next_gather, None
         if self._on_cuda:
             torch.cuda.synchronize(self._groups.device)
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -59,6 +101,52 @@ class Recorder:
     def add(self, position: int, lane: Lane, start: Mark, end: Mark) -> None:
         """Record one span of the action at ``position`` of this rank's program."""
         self._spans.append((position, lane, start, end))
+
+    def ends_of(self, collectives: Sequence[Pending]) -> Ends:
+        """Note when ``collectives``, which have just been started, end."""
+        ends = Ends(len(collectives), [])
+        for pending in collectives:
+            pending.when_done(partial(self._note, ends.marks))
+        return ends
+
+    def _note(self, marks: list[Mark]) -> None:
+        marks.append(self.mark())
+
+    def add_until(self, position: int, lane: Lane, start: Mark, ends: Ends) -> None:
+        """Record one span that lasted until the last of ``ends``, or until now where not all of them could be told."""
+        if ends.number and len(ends.marks) == ends.number:
+            self.add(position, lane, start, self._latest(ends.marks))
+        else:
+            self.add(position, lane, start, self.mark())
+
+    def _latest(self, marks: Sequence[Mark]) -> Mark:
+        # Events are in order of a stream, and to ask one for its time would wait for it.
+        return marks[-1] if self._on_cuda else max(marks, key=self._seconds)
+
+    def gathering(self, start: Mark, gathers: Sequence[Pending]) -> None:
+        """Note that ``gathers`` were started from ``start`` on; the next step's forwards wait for them."""
+        if gathers:
+            gather = self._next_gather = _Gather(start)
+            for pending in gathers:
+                pending.when_done(partial(self._note, gather.ends))
+
+    def waited(self, start: Mark) -> None:
+        """Note that a forward has waited for gathered weights since ``start``."""
+        if self._gather is not None:
+            self._gather.waits.append((start, self.mark()))
+
+    def gather_times(self) -> GatherTimes:
+        """Return the times of the gathers that the latest step began with, the mean over all ranks; a collective.
+
+        Ranks without any, as in a first step or without sharding, count as 0.
+        """
+        mine = [0.0, 0.0]
+        if self._gather is not None and self._gather.ends:
+            end = max(self._seconds(mark) for mark in self._gather.ends)
+            mine[0] = end - self._seconds(self._gather.start)
+            mine[1] = sum(self._seconds(last) - self._seconds(first) for first, last in self._gather.waits)
+        total = self._groups.sum_everywhere(torch.tensor(mine, dtype=torch.float64)) / self._groups.size
+        return GatherTimes(*total.tolist())
 
     def timeline(self, schedule: Schedule) -> Timeline:
         """Gather the latest step of all ranks of this pipeline, in seconds from its first start; a collective."""

@@ -12,6 +12,7 @@ from torch import nn
 from chimera.runtime.buckets import Gradients, Replicas
 from chimera.runtime.groups import Groups
 from chimera.runtime.holdings import Holding
+from chimera.tensor.communicator import Pending
 from chimera.tensor.gradient_buffer import of_one_type
 
 __all__ = ["Reduction"]
@@ -34,16 +35,16 @@ class Reduction:
         self._reduced: set[int] = set()
         self.gradients: list[Gradients] = []
         self._untied: dict[int, Gradients] = {}
+        self._of_stage: dict[int, list[Gradients]] = {stage: [] for stage in groups.stages}
         for holding in held:
             group = holding.group
-            shares = sharded and group is not None
             of_holding = [
                 Gradients(
                     alike,
                     stages=holding.stages,
                     replicas=None if group is None else Replicas(group, groups.rank, on_cpu=groups.staged_on_cpu),
                     sharded=sharded,
-                    counted=holding.shares_count if shares else holding.first,
+                    counted=holding.first or (sharded and group is not None),
                     bucket_bytes=bucket_bytes,
                 )
                 for alike in of_one_type(holding.parameters)
@@ -51,6 +52,8 @@ class Reduction:
             self.gradients += of_holding
             if not holding.tied:
                 self._untied |= {id(parameter): alike for alike in of_holding for parameter in alike.parameters}
+                for stage in holding.stages:
+                    self._of_stage[stage] += of_holding
 
     def attach(self) -> None:
         """Point every parameter's ``grad`` at its place, but where only a part of the sum is there."""
@@ -77,17 +80,24 @@ class Reduction:
         if gradients is not None:
             gradients.arrived(parameter)
 
-    def start(self, stage: int) -> None:
-        """Start what is complete with ``stage`` and not started yet."""
+    def start(self, stage: int) -> list[Pending]:
+        """Start what is complete with ``stage`` and not started yet; return what of that is under way."""
         self._reduced.add(stage)
-        for gradients in self.gradients:
-            if stage in gradients.stages and gradients.stages <= self._reduced:
-                gradients.start()
+        complete = [g for g in self.gradients if stage in g.stages and g.stages <= self._reduced]
+        for gradients in complete:
+            gradients.start()
+        return [pending for gradients in complete for pending in gradients.under_way]
 
-    def finish(self) -> None:
-        """Wait until every started sum is there."""
-        for gradients in self.gradients:
+    def finish(self, stage: int | None = None) -> None:
+        """Wait until every started sum is there; with ``stage``, those of its own parameters."""
+        for gradients in self.gradients if stage is None else self._of_stage[stage]:
             gradients.finish()
+
+    def zero(self, stage: int) -> None:
+        """Set the gradients of a stage's own parameters to zero, and begin new ones."""
+        for gradients in self._of_stage[stage]:
+            gradients.begin()
+            gradients.buffer.flat.zero_()
 
     def scale(self, factor: float) -> None:
         """Multiply all gradients by ``factor``."""

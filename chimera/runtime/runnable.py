@@ -1,41 +1,34 @@
 """What a pipeline checks and works out before it runs: the proved and lowered schedule, cut, channels, recompute."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import get_args
 
 from torch import nn
 
-from chimera.errors import ScheduleError, UsageError, nearest_names
-from chimera.ir.action import COMMUNICATIONS, COMPUTATIONS, Kind, flatten
-from chimera.ir.checks import check
+from chimera.errors import UsageError, nearest_names
+from chimera.ir.action import Overlap
 from chimera.ir.schedule import Placement, Schedule
+from chimera.passes.derived import pairs_apart
 from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
 from chimera.runtime.groups import Channel
+from chimera.runtime.weights import TiedGroup
+from chimera.tensor.parallel import TensorParallel
 from chimera.tensor.recompute import RecomputeMode, recompute_cores
+from chimera.tensor.sharding import sharding_of
 
-__all__ = ["channels_of", "check_cut", "prepare_recompute", "runnable"]
-
-_RUNS = COMPUTATIONS | COMMUNICATIONS | {Kind.REDUCE_GRAD}
+__all__ = ["channels_of", "check_cut", "check_shares", "check_updates", "prepare_recompute", "runnable"]
 
 
-def runnable(schedule: Schedule, reduce: ReductionMode) -> Schedule:
-    """Return the schedule as it runs: proved, with messages and reductions, a pair as its F and then its B."""
-    for rank, program in enumerate(schedule.actions):
-        for position, action in enumerate(flatten(program)):
-            if action.kind not in _RUNS:
-                raise ScheduleError(
-                    f"rank {rank}, position {position}: {action} is of kind {action.kind.name}, which this runtime "
-                    f"does not run; it runs {', '.join(sorted(kind.name for kind in _RUNS))}"
-                )
-    if schedule.is_lowered:
-        check(schedule)
-    else:
-        schedule = lower(schedule, reduce=reduce)
-    # Less strict than the pair, which waits for both inputs at once: what was proved holds.
-    return replace(schedule, actions=tuple(tuple(flatten(program)) for program in schedule.actions))
+def runnable(schedule: Schedule, reduce: ReductionMode, *, together: Callable[[Overlap], bool]) -> Schedule:
+    """Return the schedule as it runs: proved, with messages and reductions.
+
+    Pairs stay those that are run ``together``, by a form of their own; others become a forward, then a backward. So do
+    all of an asynchronous schedule: the two may need different versions of the weights, and a layer holds only one.
+    """
+    keep = together if not schedule.is_asynchronous else lambda _: False
+    return lower(pairs_apart(schedule, keep=keep), reduce=reduce)
 
 
 def check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -> None:
@@ -45,6 +38,16 @@ def check_cut(layer_to_stage: Sequence[int], num_layers: int, num_stages: int) -
         raise UsageError(
             f"layer_to_stage is {list(layer_to_stage)}; needed: for {num_layers} layers, stages 0…{num_stages - 1} in "
             "ascending order, none left out"
+        )
+
+
+def check_shares(layers: Sequence[nn.Module], tensor: TensorParallel) -> None:
+    """Refuse layers that were built for other tensor-parallel ranks than these."""
+    built_for = {sharding_of(parameter).size for layer in layers for parameter in layer.parameters()} or {1}
+    if max(built_for) != tensor.size:
+        raise UsageError(
+            f"layers are built for t = {max(built_for)} tensor-parallel ranks, but tensor= has {tensor.size}; pass the "
+            "same TensorParallel to both"
         )
 
 
@@ -61,6 +64,32 @@ def prepare_recompute(layers: Sequence[nn.Module], mode: RecomputeMode, every: i
         raise UsageError(
             "recompute = 'selective', but no layer has a core that can be recomputed (a RecomputesCore, such as "
             "attention); take 'full', or 'none'"
+        )
+
+
+def check_updates(schedule: Schedule, tied: Sequence[TiedGroup], *, has_hook: bool, sharded: bool) -> None:
+    """Refuse a schedule and an update hook that do not go together, and weights that no single STEP could update."""
+    if schedule.is_asynchronous and not has_hook:
+        raise UsageError(
+            f"schedule {schedule.name!r} is asynchronous: it updates its stages by STEP, which needs update=, a "
+            "function that is called with each runtime.updates.Update; give one, or take a synchronous schedule"
+        )
+    if has_hook and not schedule.is_asynchronous:
+        raise UsageError(
+            f"update= is given, but schedule {schedule.name!r} has no STEP that would call it; leave update= out and "
+            "step the optimizer after pipe.step, or take an asynchronous schedule"
+        )
+    if schedule.is_asynchronous and sharded:
+        raise UsageError(
+            f"schedule {schedule.name!r} updates the weights while micro-batches still compute with older ones, which "
+            "a shard does not keep; leave shard_optimizer out, or take a synchronous schedule"
+        )
+    if schedule.is_asynchronous and tied:
+        stages = " and ".join(map(str, tied[0].stages))
+        raise UsageError(
+            f"schedule {schedule.name!r} updates each stage on its own, but the weight {tied[0].name} is shared by "
+            f"stages {stages}; untie it, put the layers that hold it into one stage by layer_to_stage=, or take a "
+            "synchronous schedule"
         )
 
 

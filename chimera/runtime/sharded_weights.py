@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from chimera.runtime.buckets import Gradients, Replicas, Transfer
+from chimera.tensor.communicator import Pending
 
 __all__ = ["ShardedWeights"]
 
@@ -50,7 +51,7 @@ class ShardedWeights:
                 self.portions[id(parameter)][0].grad = self._gradients[self._places(number)]
 
     @torch.no_grad()
-    def publish(self) -> list[Transfer]:
+    def publish(self) -> list[Pending]:
         """Start gathering what the replicas have updated, and return what is under way."""
         self.wait()
         for bucket, (begin, end) in enumerate(self._layout.buckets):
@@ -59,7 +60,12 @@ class ShardedWeights:
                 place = self._in_main(bucket)
                 self._flat[first:last] = self._main[place : place + last - first]
             self._gathers.append(self._gathered(self._flat[begin:end], slice(first - begin, last - begin)))
-        return list(self._gathers)
+        return [transfer.pending for transfer in self._gathers]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether gathered weights are still to be waited for."""
+        return bool(self._gathers)
 
     @torch.no_grad()
     def wait(self) -> None:

@@ -7,7 +7,6 @@ It knows neither peers nor schedules; parameters accumulate into whatever their 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ from torch import nn
 
 from chimera.errors import UsageError
 from chimera.runtime.channels import Spec, Tensors, TensorSpec
+from chimera.runtime.halves import BackwardHalf, CallsLayer, ForwardHalf
+from chimera.runtime.overlap import pieces_of
 from chimera.tensor.linear import WeightProducts, WeightWork, started_ahead
 from chimera.tensor.randomness import Keys
 
@@ -37,22 +38,6 @@ def spec_of(tensors: Sequence[torch.Tensor]) -> Spec:
     return tuple(TensorSpec(tuple(t.shape), t.dtype) for t in tensors)
 
 
-@dataclass(slots=True)
-class _Forward:
-    """What the forward of one micro-batch left for its backward.
-
-    Attributes:
-        inputs: of each segment whose graph is still to be made or used, the last one's at the end.
-        outputs: of the last segment, with their graph; none under recompute, until the backward begins.
-        batch, keys: of the micro-batch, to run a segment again.
-    """
-
-    inputs: list[Tensors]
-    outputs: Tensors
-    batch: Any
-    keys: Keys | None
-
-
 class Stage:
     """Layers ``first_layer``… of the model.
 
@@ -64,6 +49,12 @@ class Stage:
         split_backward: whether the schedule has I and W in place of B: linear layers of ours then leave the products
             of their weights' gradients to W. What other modules compute is all computed at I, and W adds nothing: to
             keep their graph for a second pass would cost more than it moves.
+        overlapped: whether the schedule pairs this stage's forwards or backwards with another's, and their layers have
+            a form of their own for that.
+
+    Attributes:
+        layers, first_layer: as given.
+        pieces: runs of offsets into ``layers`` between which its forward and its backward can stop.
     """
 
     def __init__(
@@ -73,60 +64,45 @@ class Stage:
         *,
         recompute_every: int | None = None,
         split_backward: bool = False,
+        overlapped: bool = False,
     ) -> None:
         self.layers = tuple(layers)
         self.first_layer = first_layer
         self._recomputes = recompute_every is not None
-        every = recompute_every or len(layers)
-        self._segments = [range(start, min(start + every, len(layers))) for start in range(0, len(layers), every)]
+        # A piece with a form of its own is made again with all others, so that it can run beside another stage's.
+        self._all_at_once = overlapped
+        self.pieces = pieces_of(self.layers) if overlapped else _runs(len(self.layers), recompute_every)
         # The names of the micro-batch fields a layer asks for; None where it takes the batch itself.
         self._fields = tuple(getattr(layer, "fields", ()) for layer in layers)
-        self._saved: dict[int, _Forward] = {}
+        self._saved: dict[int, ForwardHalf] = {}
         self._products = WeightProducts(split=split_backward)
         self._products.serve(layers)
         self._waiting: dict[int, list[WeightWork]] = {}
 
+    # Whole actions
+
     def forward(self, microbatch: int, inputs: Tensors, batch: Any, keys: Keys | None) -> Tensors:
         """Run the layers on ``inputs`` and keep what ``backward`` needs."""
-        if not self._recomputes:
-            outputs = self._run_with_graph(self._segments[0], inputs, batch, keys)
-            self._saved[microbatch] = _Forward([inputs], outputs, None, None)
-            return outputs
-        boundaries = []
-        tensors = inputs
-        with torch.no_grad():
-            for segment in self._segments:
-                # Each its own leaf, also where a layer hands a tensor through.
-                tensors = tuple(tensor.detach() for tensor in tensors)
-                boundaries.append(tensors)
-                tensors = self._run(segment, tensors, batch, keys)
-        self._saved[microbatch] = _Forward(boundaries, (), batch, keys)
-        return tensors
+        return self.begin_forward(microbatch, inputs, batch, keys).finish()
 
     def outputs_for_backward(self, microbatch: int) -> Tensors:
-        """Return the outputs whose graph ``backward`` will use, running the last segment again under recompute."""
+        """Return the outputs whose graph ``backward`` will use, running the last piece again under recompute."""
         saved = self._saved[microbatch]
-        if self._recomputes:
-            saved.outputs = self._run_with_graph(self._segments[-1], saved.inputs[-1], saved.batch, saved.keys)
-        return saved.outputs
+        if not self._recomputes:
+            return saved.outputs
+        if not self._all_at_once:
+            return saved.remake_last_piece()
+        again = self._saved[microbatch] = ForwardHalf(self, saved.inputs, saved.batch, saved.keys, graph=True)
+        return again.finish()
 
-    def backward(self, microbatch: int, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor]) -> Tensors:
+    def backward(self, microbatch: int, roots: Tensors, seeds: Tensors) -> Tensors:
         """Send ``seeds`` back from ``roots``; parameters accumulate, the floating inputs' gradients are returned."""
-        saved = self._saved.pop(microbatch)
-        saved.outputs = ()
-        gradients = _send_back(saved.inputs.pop(), roots, seeds)
-        while saved.inputs:
-            segment, inputs = self._segments[len(saved.inputs) - 1], saved.inputs.pop()
-            outputs = self._run_with_graph(segment, inputs, saved.batch, saved.keys)
-            gradients = _send_back(inputs, [tensor for tensor in outputs if tensor.is_floating_point()], gradients)
-        return gradients
+        return self.begin_backward(microbatch, roots, seeds).finish()
 
-    def input_gradient(self, microbatch: int, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor]) -> Tensors:
+    def input_gradient(self, microbatch: int, roots: Tensors, seeds: Tensors) -> Tensors:
         """Do what ``backward`` does, but leave the products of weight gradients to ``weight_gradient``."""
-        with self._products.queued() as queue:
-            gradients = self.backward(microbatch, roots, seeds)
-        self._waiting[microbatch] = queue
-        return gradients
+        with self.deferring(microbatch):
+            return self.backward(microbatch, roots, seeds)
 
     def weight_gradient(self, microbatch: int) -> None:
         """Make the products that ``input_gradient`` left, and add them to the gradients."""
@@ -173,27 +149,43 @@ class Stage:
         assert not self._saved, f"forwards without a backward: micro-batches {sorted(self._saved)}"
         assert not self._waiting, f"I without W: micro-batches {sorted(self._waiting)}"
 
-    def run(self, tensors: Tensors, batch: Any, keys: Keys | None) -> Tensors:
-        """Run the layers, each under its own random key; ``keys`` None leaves the generators alone."""
-        return self._run(range(len(self.layers)), tensors, batch, keys)
+    # The same, to be run piece by piece
 
-    def _run_with_graph(self, segment: range, inputs: Tensors, batch: Any, keys: Keys | None) -> Tensors:
-        """Run some layers on what becomes the graph's leaves."""
-        for tensor in inputs:
-            if tensor.is_floating_point():
-                tensor.requires_grad_()
-        return self._run(segment, inputs, batch, keys)
+    def begin_forward(self, microbatch: int, inputs: Tensors, batch: Any, keys: Keys | None) -> ForwardHalf:
+        """Return the forward of a micro-batch, of which nothing has run yet."""
+        begun = self._saved[microbatch] = ForwardHalf(self, inputs, batch, keys, graph=not self._recomputes)
+        return begun
 
-    def _run(self, segment: range, tensors: Tensors, batch: Any, keys: Keys | None) -> Tensors:
-        for offset in segment:
-            layer, fields, number = self.layers[offset], self._fields[offset], self.first_layer + offset
-            if keys is not None:
-                keys.layer(number)
-            if number == 0:
-                tensors = self._model_inputs(batch)
-            named = self._named(batch, fields, number) if fields else {}
-            tensors = as_tensors(layer(*tensors, **named), number)
+    def begin_backward(self, microbatch: int, roots: Tensors, seeds: Tensors) -> BackwardHalf:
+        """Return the backward from what ``outputs_for_backward`` gave, of which nothing has run yet."""
+        return BackwardHalf(self._saved.pop(microbatch), roots, seeds)
+
+    @contextmanager
+    def deferring(self, microbatch: int) -> Iterator[None]:
+        """Leave the products of weight gradients to ``weight_gradient`` while inside."""
+        with self._products.queued() as queue:
+            yield
+        self._waiting[microbatch] = queue
+
+    # Layers
+
+    def run(self, tensors: Tensors, batch: Any, keys: Keys | None, offsets: range | None = None) -> Tensors:
+        """Run the layers at ``offsets``, or all, each under its own random key; None leaves the generators alone."""
+        for offset in range(len(self.layers)) if offsets is None else offsets:
+            tensors = self.call(offset, tensors, batch, keys)
         return tensors
+
+    def call(
+        self, offset: int, tensors: Tensors, batch: Any, keys: Keys | None, by: CallsLayer | None = None
+    ) -> Tensors:
+        """Run the layer at ``offset`` under its own random key, ``by`` something else than a plain call of it."""
+        layer, fields, number = self.layers[offset], self._fields[offset], self.first_layer + offset
+        if keys is not None:
+            keys.layer(number)
+        if number == 0:
+            tensors = self._model_inputs(batch)
+        named = self._named(batch, fields, number) if fields else {}
+        return as_tensors(layer(*tensors, **named) if by is None else by(layer, tensors, named), number)
 
     def _model_inputs(self, batch: Any) -> Tensors:
         """Return what the first layer takes by position: the batch, or nothing where it asks for fields."""
@@ -216,13 +208,7 @@ class Stage:
         return {name: batch[name] for name in fields}
 
 
-def _send_back(inputs: Tensors, roots: Sequence[torch.Tensor], seeds: Sequence[torch.Tensor]) -> Tensors:
-    """Send ``seeds`` back from ``roots`` and return the gradients of the floating ``inputs``."""
-    live = [(root, seed) for root, seed in zip(roots, seeds, strict=True) if root.requires_grad]
-    if live:
-        torch.autograd.backward([root for root, _ in live], [seed for _, seed in live])
-    return tuple(
-        torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-        for tensor in inputs
-        if tensor.is_floating_point()
-    )
+def _runs(count: int, every: int | None) -> tuple[range, ...]:
+    """Return runs of ``every`` offsets below ``count``, the last one maybe shorter; all in one for None."""
+    length = max(1, count if every is None else every)
+    return tuple(range(start, min(start + length, count)) for start in range(0, count, length)) or (range(0),)

@@ -1,195 +1,120 @@
-"""What this rank's optimizer updates, how its norms become the whole model's, and how updates reach all replicas.
+"""The updates of an asynchronous schedule: ``STEP`` calls a hook, micro-batches keep the weights that they began on.
 
-It joins parameters, their full-precision originals and, under sharding, the parts this rank is in charge of. It knows
-no optimizer.
+Gradients of older weights change the newest (Narayanan et al., PipeDream, SOSP'19, section 3.3). Which weights a
+micro-batch takes, and which update it is part of, is read off the schedule in ``ir.versions``. What the hook makes of a
+gradient is its own business.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
-from torch import _foreach_norm, nn
+from torch import nn
 
-from chimera.runtime.buckets import Gradients, Transfer
+from chimera.ir.action import Action, Kind
+from chimera.ir.schedule import Schedule
+from chimera.ir.versions import forward_versions, updates_of_microbatches
+from chimera.runtime.executor import Handlers
 from chimera.runtime.groups import Groups
-from chimera.runtime.holdings import Holding
 from chimera.runtime.reduction import Reduction
-from chimera.runtime.sharded_weights import ShardedWeights
+from chimera.runtime.versions import StageVersions
 from chimera.runtime.weights import Weights
-from chimera.tensor.portion import Portion
-from chimera.tensor.sharding import sharding_of
 
-__all__ = ["Updates"]
+__all__ = ["Update", "UpdateHook", "Updates"]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One update of one stage, as its hook is told.
+
+    Attributes:
+        stage: the stage.
+        number: its updates before this one, over all steps.
+        parameters: what to change in place, by name as ``Pipeline.optimizer_parameters`` gives them, each with this
+            update's reduced gradient; the same objects every time.
+    """
+
+    stage: int
+    number: int
+    parameters: tuple[tuple[str, nn.Parameter], ...]
+
+
+UpdateHook = Callable[[Update], None]
 
 
 class Updates:
-    """The portions of one rank.
+    """The updates of one rank.
 
     Args:
-        weights: this rank's parameters; full-precision originals that are sharded leave it.
-        held: the same, by who holds them.
-        reduction: their gradients.
-        groups: for sums over all ranks.
+        schedule: asynchronous and proved.
+        groups, weights, reduction: this rank's parts.
+        hook: called on every STEP of a stage that has parameters to train.
+
+    Attributes:
+        of_microbatch: for each micro-batch, the update that its gradients are part of.
+        per_step: updates of one program.
     """
 
-    def __init__(self, weights: Weights, held: Sequence[Holding], reduction: Reduction, groups: Groups) -> None:
+    def __init__(
+        self, schedule: Schedule, groups: Groups, weights: Weights, reduction: Reduction, hook: UpdateHook
+    ) -> None:
+        self.of_microbatch = updates_of_microbatches(schedule)
+        self.per_step = max(self.of_microbatch) + 1
         self._weights = weights
-        self._groups = groups
         self._reduction = reduction
-        self._of: dict[int, Gradients] = {id(p): g for g in reduction.gradients for p in g.parameters}
-        self._shards: list[tuple[Gradients, ShardedWeights]] = [
-            (gradients, ShardedWeights(gradients, gradients.replicas, weights.originals))
-            for gradients in reduction.gradients
-            if gradients.sharded and gradients.replicas is not None
-        ]
-        # Of each portion that is a stretch: which shards it belongs to, and its parameter's number there.
-        self._place: dict[int, tuple[int, int]] = {
-            id(shards.portions[id(parameter)][0]): (index, number)
-            for index, (_, shards) in enumerate(self._shards)
-            for number, parameter in enumerate(shards.parameters)
-            if id(parameter) in shards.portions
-        }
-        self._cut: set[int] = {id(portion.parameter) for portion in self.portions() if portion.sharding.is_cut}
-        self._saved_here = {
-            id(parameter)
-            for holding in held
-            for number, parameter in enumerate(holding.parameters)
-            if holding.group is None or holding.group.ranks[number % len(holding.group.ranks)] == groups.rank
+        self._hook = hook
+        self._number: dict[int, int] = {}
+        taken = forward_versions(schedule).tolist()
+        self._versions = {
+            stage: StageVersions(
+                weights.layers_of(stage),
+                [parameter for _, parameter in weights.named_parameters(stage) if parameter.requires_grad],
+                {m: v for m, v in enumerate(taken[stage]) if schedule.rank_of(stage, m) == groups.pipeline_rank},
+            )
+            for stage in groups.stages
         }
 
-    def portions(self) -> list[Portion]:
-        """Return what this rank updates, in the order of the model, gradients attached."""
-        stretches: dict[int, tuple[nn.Parameter, int]] = {}
-        for _, shards in self._shards:
-            shards.attach()
-            stretches |= shards.portions
+    def begin(self, step_number: int) -> None:
+        """Begin a program, on the weights as they are; gradients have to be attached."""
+        for stage, versions in self._versions.items():
+            self._number[stage] = step_number * self.per_step
+            versions.begin()
+
+    def around(self, handlers: Handlers) -> Handlers:
+        """Return the handlers, with those of computations run on the weights of their micro-batch."""
+        last = {Kind.B: True, Kind.I: False, Kind.W: True, Kind.F: False}
+        return {
+            **handlers,
+            **{kind: self._on_its_weights(handlers[kind], is_last=is_last) for kind, is_last in last.items()},
+        }
+
+    def _on_its_weights(self, handle: Callable[[Action], None], *, is_last: bool) -> Callable[[Action], None]:
+        def run(action: Action) -> None:
+            assert action.microbatch is not None, f"{action} has no micro-batch"
+            versions = self._versions[action.stage]
+            with versions.installed(action.microbatch):
+                handle(action)
+            if is_last:
+                versions.release(action.microbatch)
+
+        return run
+
+    def step(self, stage: int) -> None:
+        """Update a stage by the gradients it has, and begin new ones."""
+        self._versions[stage].update(lambda: self._update(stage))
+        self._number[stage] += 1
+
+    def _update(self, stage: int) -> None:
         self._reduction.attach()
-        portions = []
-        for name, parameter in self._weights.named_parameters():
-            gradients = self._of.get(id(parameter))
-            if gradients is None or not gradients.sharded:
-                original = self._weights.originals.get(id(parameter), parameter)
-                original.grad = parameter.grad
-                counted = gradients is not None and gradients.counted
-                portions.append(Portion.whole(name, original, sharding_of(parameter), counted=counted))
-            elif id(parameter) in stretches:
-                stretch, start = stretches[id(parameter)]
-                shape = torch.Size(sharding_of(parameter).whole_shape(parameter.shape))
-                portions.append(
-                    Portion(name, stretch, shape, start, counted=gradients.counted, sharding=sharding_of(parameter))
-                )
-        return portions
+        pairs = self._weights.optimizer_parameters(stage)
+        trained = tuple((name, parameter) for name, parameter in pairs if parameter.requires_grad)
+        if trained:
+            self._hook(Update(stage, self._number[stage], trained))
+            self._weights.publish(stage)
+        self._reduction.zero(stage)
+        # Whatever the hook made of them: an optimizer's zero_grad takes them away.
+        self._reduction.attach()
 
-    # Sums over the whole model
-
-    def gradient_norm(self) -> float:
-        """Return the 2-norm of the whole model's gradient, each parameter counted once; a collective."""
-        gradients = [portion.parameter.grad for portion in self.portions() if portion.counted]
-        squares = _squared_sum([gradient for gradient in gradients if gradient is not None])
-        return math.sqrt(float(self._groups.sum_everywhere(torch.tensor([squares], dtype=torch.float64))))
-
-    def sum_over_portions(self, parameters: Sequence[nn.Parameter], values: torch.Tensor) -> torch.Tensor:
-        """Add up what the ranks say of their portions of the same parameter; a collective.
-
-        Args:
-            parameters: portions of this rank; each rank calls this as often, also with none.
-            values: ``[quantities, parameters]``, in fp64; equally many quantities on every rank.
-
-        Returns:
-            The same shape: for each portion the sums over all portions of its parameter.
-        """
-        values = values.to(self._groups.device)
-        total = values.clone()
-        columns = {id(parameter): column for column, parameter in enumerate(parameters)}
-        for index, (gradients, shards) in enumerate(self._shards):
-            here = [
-                (number, columns[identity])
-                for identity, (of, number) in self._place.items()
-                if of == index and identity in columns
-            ]
-            sums = values.new_zeros(values.shape[0], len(shards.parameters))
-            numbers, chosen = [number for number, _ in here], [column for _, column in here]
-            sums[:, numbers] = values[:, chosen]
-            assert gradients.replicas is not None, "what is sharded has replicas"
-            wire = gradients.replicas.wire(sums)
-            gradients.replicas.communicator.all_reduce(wire).wait()
-            total[:, chosen] = wire.to(total.device)[:, numbers]
-        return self._sum_over_cuts(parameters, total)
-
-    def _sum_over_cuts(self, parameters: Sequence[nn.Parameter], values: torch.Tensor) -> torch.Tensor:
-        """Add up what tensor-parallel ranks say of their parts of a parameter; all have the same portions."""
-        tensor = self._groups.tensor
-        cut = [column for column, parameter in enumerate(parameters) if id(parameter) in self._cut]
-        if tensor.size > 1 and cut:
-            values[:, cut] = tensor.start_sum(values[:, cut]).wait()
-        return values
-
-    # Weights of all replicas
-
-    def publish(self) -> list[Transfer]:
-        """Copy updated weights to where they compute; return the gathers that this started under sharding."""
-        self._weights.publish()
-        return [transfer for _, shards in self._shards for transfer in shards.publish()]
-
-    def wait(self, stage: int | None = None) -> None:
-        """Wait until the gathered weights of a stage, or of all, are there."""
-        for gradients, shards in self._shards:
-            if stage is None or stage in gradients.stages:
-                shards.wait()
-
-    # Checkpoints
-
-    def collected(self, of_portion: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor]:
-        """Bring a tensor per portion together on the rank that saves its parameter; a collective.
-
-        The parameters of a stage take turns over its replicas, and then over tensor-parallel ranks, so that all of
-        them write.
-
-        Args:
-            of_portion: the tensor of a portion, in its shape, or None where it has none; the ranks of a parameter
-                answer alike.
-
-        Returns:
-            By name, what this rank saves, in the shape of the whole parameters: every parameter on one rank.
-        """
-        names = {id(parameter): name for name, parameter in self._weights.named_parameters()}
-        here = {names[identity] for identity in self._saved_here}
-        saved = {}
-        for portion in self.portions():
-            whole = id(portion.parameter) not in self._place
-            if whole and portion.name in here and (tensor := of_portion(portion.parameter)) is not None:
-                saved[portion.name] = tensor.detach()
-        for _, shards in self._shards:
-            parts = {
-                key: tensor for key, (part, _) in shards.portions.items() if (tensor := of_portion(part)) is not None
-            }
-            for parameter, tensor in shards.together(parts):
-                if id(parameter) in self._saved_here:
-                    saved[names[id(parameter)]] = tensor.to("cpu", copy=True)
-        return self._joined(saved)
-
-    def _joined(self, saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Join the parts that tensor-parallel ranks hold of the same tensors, and keep this rank's share of those."""
-        tensor = self._groups.tensor
-        if tensor.size == 1:
-            return saved
-        shardings = {name: sharding_of(parameter) for name, parameter in self._weights.named_parameters()}
-        kept = {}
-        # Ranks that sum over all tensor-parallel ones have already taken turns.
-        turns = (name for name in sorted(saved) if not shardings[name].partial)
-        turn_of = {name: number % tensor.size for number, name in enumerate(turns)}
-        for name in sorted(saved):
-            sharding, whole = shardings[name], saved[name]
-            if sharding.is_cut:
-                parts = tensor.start_gather(whole.to(self._groups.device).unsqueeze(0), 0).wait()
-                whole = sharding.join(parts.cpu().unbind())
-            if turn_of.get(name, tensor.rank) == tensor.rank:
-                kept[name] = whole
-        return kept
-
-
-def _squared_sum(tensors: list[torch.Tensor]) -> float:
-    """Return the sum of the squares of all elements, in fp64."""
-    if not tensors:
-        return 0.0
-    return float(torch.stack(_foreach_norm(tensors, 2, dtype=torch.float64)).square().sum())
+    def assert_empty(self) -> None:
+        """Assert that no weights but the newest are kept."""
+        for versions in self._versions.values():
+            versions.assert_empty()

@@ -6,6 +6,7 @@ checks on the way back and the loss at the end: a message that was swapped, lost
 
 import statistics
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,9 +15,10 @@ from torch import nn
 from chimera.errors import RunError
 from chimera.ir.action import Kind
 from chimera.ir.costs import ResolvedCosts
+from chimera.runtime.overlap import LayerBackward, LayerForward
 from chimera.tensor.linear import DefersWeights
 
-__all__ = ["VirtualLayer", "VirtualLoss", "oversleep_s", "virtual_batch", "virtual_layers"]
+__all__ = ["PairedVirtualLayer", "VirtualLayer", "VirtualLoss", "oversleep_s", "virtual_batch", "virtual_layers"]
 
 
 _TOLERANCE = 1e-3
@@ -47,6 +49,7 @@ class VirtualLayer(nn.Module, DefersWeights):
         weight_grad_s: seconds of the gradient of its weights, which can wait until W; I takes what it leaves.
         total: the loss count of the whole step, by which gradients are divided.
         oversleep_s: what to sleep less; see ``oversleep_s``.
+        gradient_bytes: size of weights that nothing computes with, whose gradients of zero are reduced all the same.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class VirtualLayer(nn.Module, DefersWeights):
         total: float,
         weight_grad_s: float = 0.0,
         oversleep_s: float = 0.0,
+        gradient_bytes: int = 0,
     ) -> None:
         super().__init__()
         self._oversleep_s = oversleep_s
@@ -67,10 +71,17 @@ class VirtualLayer(nn.Module, DefersWeights):
         self.weight_grad_s = weight_grad_s
         self.total = total
         self.weight = nn.Parameter(torch.ones(()))
+        if gradient_bytes:
+            self.bulk = nn.Parameter(torch.zeros(gradient_bytes // 4))
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return ``tensor`` plus one, some time later."""
-        self._wait(self.forward_s)
+        """Return ``tensor`` plus one, some time later; the addition is part of that time."""
+        start = time.perf_counter()
+        increased = self._increased(tensor)
+        self._wait(self.forward_s - (time.perf_counter() - start))
+        return increased
+
+    def _increased(self, tensor: torch.Tensor) -> torch.Tensor:
         out = tensor + self.weight
         if out.requires_grad:
             identity = tensor[0, 0].item() - self.number
@@ -78,18 +89,27 @@ class VirtualLayer(nn.Module, DefersWeights):
         return out
 
     def _backward(self, gradient: torch.Tensor, identity: float) -> None:
-        """Wait as long as a backward takes, and check that the gradient is this micro-batch's."""
+        """Check that the gradient is this micro-batch's, and wait as long as a backward takes."""
         got = gradient[0, 0].item() * self.total
         if abs(got - identity) > _TOLERANCE:
             raise RunError(
                 f"virtual layer {self.number} got the gradient of micro-batch {got:g} where that of {identity:g} was "
                 "due: messages were swapped"
             )
-        if self.products is not None and self.products.waits:
-            self._wait(self.backward_s - self.weight_grad_s)
+        if self.splits:
+            self._wait_back(self.backward_s - self.weight_grad_s)
+            assert self.products is not None, "splits"
             self.products.queue(_WeightWait(self))
         else:
-            self._wait(self.backward_s)
+            self._wait_back(self.backward_s)
+
+    @property
+    def splits(self) -> bool:
+        """Whether the gradient of the weights is to wait for W."""
+        return self.products is not None and self.products.waits
+
+    def _wait_back(self, seconds: float) -> None:
+        self._wait(seconds)
 
     def _wait(self, seconds: float) -> None:
         end = time.perf_counter() + seconds
@@ -98,6 +118,42 @@ class VirtualLayer(nn.Module, DefersWeights):
         # The rest is a few microseconds, or all of a wait too short to sleep.
         while time.perf_counter() < end:
             pass
+
+
+class PairedVirtualLayer(VirtualLayer):
+    """A virtual layer that can run a forward and a backward together.
+
+    Args:
+        pair_s: seconds of a pair by (the backward's layer, B or I); what is absent takes the sum of its two.
+        gradient_bytes, times: see ``VirtualLayer``.
+    """
+
+    def __init__(
+        self, number: int, *, pair_s: Mapping[tuple[int, Kind], float], gradient_bytes: int = 0, **times: float
+    ) -> None:
+        super().__init__(number, gradient_bytes=gradient_bytes, **times)
+        self.pair_s = pair_s
+        self._in_pair = False
+
+    @classmethod
+    def overlapped_forward_backward(cls, forward: LayerForward, backward: LayerBackward) -> torch.Tensor:
+        """Do what both do, and wait for what that leaves of the pair's time."""
+        start = time.perf_counter()
+        ahead, back = forward.layer, backward.layer
+        apart_s = ahead.forward_s + back.backward_s - (back.weight_grad_s if back.splits else 0.0)
+        pair_s = ahead.pair_s.get((back.number, Kind.I if back.splits else Kind.B), apart_s)
+        back._in_pair = True  # noqa: SLF001 - of this class
+        try:
+            backward.run()
+        finally:
+            back._in_pair = False  # noqa: SLF001
+        increased: torch.Tensor = ahead._increased(*forward.inputs)  # noqa: SLF001
+        ahead._wait(pair_s - (time.perf_counter() - start))  # noqa: SLF001
+        return increased
+
+    def _wait_back(self, seconds: float) -> None:
+        if not self._in_pair:
+            super()._wait_back(seconds)
 
 
 class _WeightWait(NamedTuple):
@@ -136,21 +192,30 @@ class VirtualLoss:
         return {"virtual": 1.0}
 
 
-def virtual_layers(costs: ResolvedCosts, num_microbatches: int) -> list[VirtualLayer]:
-    """Return one layer per stage that takes what ``costs`` say, in seconds; I and W together take what B does."""
-    times = costs.duration
+def virtual_layers(costs: ResolvedCosts, num_microbatches: int, *, gradient_bytes: int = 0) -> list[VirtualLayer]:
+    """Return one layer per stage that takes what ``costs`` say, in seconds; I and W together take what B does.
+
+    Where the costs have a time for any pair, all layers run pairs together, otherwise a forward, then a backward.
+    Reductions are real: of ``gradient_bytes`` per stage.
+    """
+    durations = costs.duration
     extra = oversleep_s()
-    return [
-        VirtualLayer(
-            number,
-            forward_s=float(times[Kind.F, number]),
-            backward_s=float(times[Kind.B, number]),
-            weight_grad_s=float(times[Kind.W, number]),
-            total=float(num_microbatches),
-            oversleep_s=extra,
+    layers = []
+    for number in range(durations.shape[1]):
+        times = {
+            "forward_s": float(durations[Kind.F, number]),
+            "backward_s": float(durations[Kind.B, number]),
+            "weight_grad_s": float(durations[Kind.W, number]),
+            "total": float(num_microbatches),
+            "oversleep_s": extra,
+        }
+        pairs = {(back, kind): seconds for (ahead, back, kind), seconds in costs.pair.items() if ahead == number}
+        layers.append(
+            PairedVirtualLayer(number, pair_s=pairs, gradient_bytes=gradient_bytes, **times)
+            if costs.pair
+            else VirtualLayer(number, gradient_bytes=gradient_bytes, **times)
         )
-        for number in range(times.shape[1])
-    ]
+    return layers
 
 
 def virtual_batch(num_microbatches: int, message_bytes: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -5,6 +5,7 @@ optimizer to update. Gradients are the reduction's business.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -137,19 +138,42 @@ class Weights:
             }.values()
         )
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield this rank's parameters, each once, named as ``nn.Sequential(*layers)`` names them."""
+    def named_parameters(self, stage: int | None = None) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield this rank's parameters, or a stage's, each once, named as ``nn.Sequential(*layers)`` names them."""
         seen: set[int] = set()
         for number, layer in self.layers.items():
+            if stage is not None and self._stage_of[number] != stage:
+                continue
             for name, parameter in layer.named_parameters(prefix=str(number)):
                 if id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield self._tied_names.get(id(parameter), name), parameter
 
+    def optimizer_parameters(self, stage: int | None = None) -> list[tuple[str, nn.Parameter]]:
+        """Return the parameters, or their full-precision originals, each with the gradient attached."""
+        pairs = []
+        for name, parameter in self.named_parameters(stage):
+            main = self.originals.get(id(parameter), parameter)
+            main.grad = parameter.grad
+            pairs.append((name, main))
+        return pairs
+
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Have all modules in evaluation mode inside the block, whatever they were in."""
+        modes = [(module, module.training) for layer in self.layers.values() for module in layer.modules()]
+        for module, _ in modes:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, training in modes:
+                module.training = training
+
     @torch.no_grad()
-    def publish(self) -> None:
+    def publish(self, stage: int | None = None) -> None:
         """Copy updated full-precision weights into the ones that compute."""
         if self.originals:
-            for _, parameter in self.named_parameters():
+            for _, parameter in self.named_parameters(stage):
                 if id(parameter) in self.originals:
                     parameter.copy_(self.originals[id(parameter)])

@@ -12,6 +12,7 @@ from chimera.schedules.looped_bfs import looped_bfs
 from chimera.schedules.one_f_one_b import one_f_one_b
 from chimera.schedules.pipedream import pipedream, pipedream_2bw
 from chimera.schedules.registry import SCHEDULES, build_schedule
+from chimera.schedules.search.zero_bubble_auto import zb_1p, zb_2p
 from chimera.schedules.v_shaped import v_half, v_min, zb_v
 from chimera.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
@@ -34,6 +35,8 @@ __all__ = [
     "pipedream_2bw",
     "v_half",
     "v_min",
+    "zb_1p",
+    "zb_2p",
     "zb_h1",
     "zb_h2",
     "zb_v",

@@ -14,6 +14,7 @@ from chimera.ir.schedule import Placement
 
 __all__ = [
     "actions",
+    "as_option",
     "linear",
     "merge_1f1b",
     "nearest",
@@ -39,6 +40,15 @@ def require_counts(schedule: str, **counts: int) -> None:
             raise UsageError(
                 f"{schedule}: got --{option} {count}; needed: a whole number of at least 1; try --{option} 1"
             )
+
+
+def as_option(name: str) -> str:
+    """Return an option as the command line spells it.
+
+    >>> as_option("memory_limit")
+    '--memory-limit'
+    """
+    return f"--{name.replace('_', '-')}"
 
 
 def nearest(value: int, legal: Iterable[int]) -> str:

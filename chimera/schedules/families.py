@@ -20,6 +20,7 @@ from chimera.schedules.looped_bfs import looped_bfs
 from chimera.schedules.one_f_one_b import one_f_one_b
 from chimera.schedules.pipedream import pipedream, pipedream_2bw
 from chimera.schedules.search.chimera_zb import chimera_zb
+from chimera.schedules.search.zero_bubble_auto import zb_1p, zb_2p
 from chimera.schedules.v_shaped import v_half, v_min, zb_v
 from chimera.schedules.zero_bubble import interleaved_zb, zb_h1, zb_h2
 
@@ -30,9 +31,9 @@ __all__ = ["FAMILIES", "ScheduleFamily"]
 class ScheduleFamily:
     """One published schedule.
 
-    ``options`` are the names that ``build`` takes besides ``ranks`` and ``microbatches``. In the texts p is ranks, m
-    micro-batches, v chunks per rank, f pairs, w waves, k updates; activations are in units of 1/p of the model for one
-    micro-batch.
+    ``options`` are the names that ``build`` takes besides ``ranks`` and ``microbatches``; with ``costs`` among them the
+    order is made for given costs. In the texts p is ranks, m micro-batches, v chunks per rank, f pairs, w waves, k
+    updates; activations are in units of 1/p of the model for one micro-batch.
     """
 
     name: str
@@ -43,6 +44,11 @@ class ScheduleFamily:
     memory: str
     options: tuple[str, ...]
     build: Callable[..., Schedule]
+
+    @property
+    def takes_costs(self) -> bool:
+        """Whether the order is made for given costs."""
+        return "costs" in self.options
 
 
 FAMILIES: Final = (
@@ -157,6 +163,26 @@ FAMILIES: Final = (
         build=zb_h2,
     ),
     ScheduleFamily(
+        name="zb-1p",
+        summary="split backward in the order of least span for given costs, within 1f1b's memory",
+        source="Qi et al., Zero Bubble, ICLR 2024 (arXiv 2401.10241), §3; the order is ours (docs/search.md)",
+        requires="any p, any m; costs (F = I = W when not given), a memory limit (p when not given)",
+        bubble="at most zb-h1's on the span's clock, for any costs",
+        memory="weights 1, activations at most p",
+        options=("costs", "memory_limit"),
+        build=zb_1p,
+    ),
+    ScheduleFamily(
+        name="zb-2p",
+        summary="split backward in the order of least span for given costs, within twice 1f1b's memory",
+        source="Qi et al., Zero Bubble, ICLR 2024 (arXiv 2401.10241), §3; the order is ours (docs/search.md)",
+        requires="any p, any m; costs (F = I = W when not given), a memory limit (2p when not given)",
+        bubble="at most zb-h2's on the span's clock, for any costs; near none for m well above 2p",
+        memory="weights 1, activations at most 2p",
+        options=("costs", "memory_limit"),
+        build=zb_2p,
+    ),
+    ScheduleFamily(
         name="interleaved-zb",
         summary="interleaved with the backward split into I and W, rank r holding back r of the W",
         source="Qi et al., Zero Bubble, ICLR 2024 (arXiv 2401.10241), §2",
@@ -222,7 +248,7 @@ FAMILIES: Final = (
         source="Narayanan et al., PipeDream, SOSP 2019 (arXiv 1806.03377), §3",
         requires="any p, any m; m updates",
         bubble="(p−1)/(m+p−1) of total, over all updates",
-        memory="weights min(m, p−rank), activations min(m, p−rank)",
+        memory="weights p−rank at most, activations min(m, p−rank)",
         options=(),
         build=pipedream,
     ),
@@ -232,7 +258,7 @@ FAMILIES: Final = (
         source="Narayanan et al., PipeDream-2BW, ICML 2021 (arXiv 2006.09503), §3",
         requires="any p, any m; k updates, k divides m and m/k ≥ p (the largest when not given), or k = 1",
         bubble="(p−1)/(m+p−1) of total, over all updates",
-        memory="weights 2, activations min(m, p−rank)",
+        memory="weights 2 (1 if k = 1), activations min(m, p−rank)",
         options=("updates",),
         build=pipedream_2bw,
     ),

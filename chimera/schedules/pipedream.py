@@ -4,6 +4,8 @@ The module knows the order of one rank and where its updates stand. It refuses t
 update does with gradients of older weights; a stage keeps the weights of a forward until its backward.
 """
 
+from dataclasses import replace
+
 from chimera.errors import UsageError
 from chimera.ir.action import Action, Instruction, Kind
 from chimera.ir.collector import collector_paused
@@ -23,10 +25,12 @@ def pipedream(ranks: int, microbatches: int) -> Schedule:
     1F0 1B0 1REDUCE_GRAD 1STEP 1F1 1B1 1REDUCE_GRAD 1STEP 1F2 1B2 1REDUCE_GRAD 1STEP
 
     The program has ``microbatches`` updates, with one warm-up and one drain. The forward of micro-batch j on rank r
-    finds the weights after max(0, j − (p − r − 1)) updates; its backward takes the same ones.
+    takes the newest weights there, those after max(0, j − (p − r − 1)) updates, and its backward the same ones: the
+    paper's weight stashing, without its vertical sync.
 
     Bubble: (p−1)/(m+p−1) of the total time of all m updates, so none in the long run. Activations: min(m, p − rank),
-    in units of one stage's activations of one micro-batch; as many versions of the weights. Works for any p and m ≥ 1.
+    in units of one stage's activations of one micro-batch. Weights: p − rank versions if m ≥ 2(p − rank) − 2, else
+    fewer. Works for any p and m ≥ 1.
 
     Source: Narayanan et al., PipeDream, SOSP 2019 (arXiv 1806.03377), §3.
 
@@ -49,12 +53,13 @@ def pipedream_2bw(ranks: int, microbatches: int, updates: int | None = None) -> 
     0F0 0F1 0B0 0F2 0B1 0REDUCE_GRAD 0STEP 0F3 0B2 0B3 0REDUCE_GRAD 0STEP
     1F0 1B0 1F1 1B1 1REDUCE_GRAD 1STEP 1F2 1B2 1F3 1B3 1REDUCE_GRAD 1STEP
 
-    With m/k ≥ p no micro-batch in flight is older than the group before, so two versions of the weights suffice: all
-    micro-batches of group g are to take the weights after g − 1 updates, those that its first forwards find.
+    All micro-batches of group g take the weights after max(0, g − 1) updates on every stage, so that the delay is one
+    update everywhere: w(t+1) = w(t) − ν·∇f(w(t−1)). With m/k ≥ p no micro-batch in flight is older than the group
+    before, so two versions of the weights suffice.
 
     Bubble: (p−1)/(m+p−1) of the total time of all k updates, so none in the long run. Activations: min(m, p − rank),
-    in units of one stage's activations of one micro-batch. Weights: 2 versions. Works for any p and m; k divides m,
-    and m/k ≥ p unless k = 1.
+    in units of one stage's activations of one micro-batch. Weights: 2 versions, 1 if k = 1. Works for any p and m; k
+    divides m, and m/k ≥ p unless k = 1.
 
     Source: Narayanan et al., PipeDream-2BW, ICML 2021 (arXiv 2006.09503), §3.
 
@@ -77,7 +82,9 @@ def pipedream_2bw(ranks: int, microbatches: int, updates: int | None = None) -> 
             f"divisor of the micro-batches that leaves at least ranks to each update; try --updates "
             f"{nearest(updates, legal)}"
         )
-    return _updating("pipedream-2bw", ranks, microbatches, each=microbatches // updates)
+    each = microbatches // updates
+    version = tuple(max(0, j // each - 1) for j in range(microbatches))
+    return replace(_updating("pipedream-2bw", ranks, microbatches, each), microbatch_to_version=version)
 
 
 def _updating(name: str, ranks: int, microbatches: int, each: int) -> Schedule:

@@ -21,6 +21,7 @@ from chimera.ir.dependencies import MESSAGES, NEEDS, PHASES, SENT, Phase
 from chimera.ir.schedule import Schedule
 from chimera.ir.table import Table
 from chimera.ir.timeline import LANES, Lane, Timeline
+from chimera.ir.versions import weight_versions
 from chimera.simulate import kernel
 
 __all__ = ["COMPILED_FROM_ROWS", "CostModel", "simulate"]
@@ -95,6 +96,7 @@ def simulate(
         activations=resolved.activations,
         activation_bytes=resolved.activation_bytes,
         resident_bytes=_resident_per_rank(schedule, resolved),
+        held_for_weight_grad=resolved.held_for_weight_grad,
         microbatch_to_route=schedule.microbatch_to_route,
     )
 
@@ -216,8 +218,14 @@ def _time_receives(schedule: Schedule, table: Table, progress: kernel.Progress) 
 def _resident_per_rank(schedule: Schedule, resolved: ResolvedCosts) -> NDArray[np.float64] | None:
     if resolved.resident_bytes is None:
         return None
-    stages = map(schedule.placement.stages_on, range(schedule.num_ranks))
-    return np.array([resolved.resident_bytes[list(held)].sum() for held in stages])
+    weight = np.zeros(schedule.num_stages) if resolved.weight_bytes is None else resolved.weight_bytes
+    return np.array(
+        [
+            sum(resolved.resident_bytes[stage] + (most - 1) * weight[stage] for stage, most in versions.items())
+            for versions in weight_versions(schedule)
+        ],
+        np.float64,
+    )
 
 
 def _stuck_message(schedule: Schedule, table: Table, progress: kernel.Progress) -> str:

@@ -51,6 +51,19 @@ class Pending:
         self._what = what
         self._members = members
 
+    def when_done(self, call: Callable[[], None]) -> bool:
+        """Call ``call`` at the end: from another thread on gloo, on a stream that has waited for it on NCCL.
+
+        Returns:
+            False where the operation cannot tell, as gloo's reduce-scatter.
+        """
+        try:
+            future = self._work.get_future()
+        except RuntimeError:
+            return False
+        future.add_done_callback(lambda _: call())
+        return True
+
     def wait(self) -> None:
         """Wait for the end: on gloo the host waits, on NCCL the current stream.
 

@@ -47,7 +47,9 @@ def dropout(values: Tensor, p: float, *, training: bool, part: Part | None = Non
     if not training or p == 0.0:
         return values
     keep = keep_mask(values.shape, p, draw_key(values.device) if key is None else key, part)
-    return (values * keep).mul_(1.0 / (1.0 - p))
+    # values · keep / (1 − p), as any dropout does in its backward: one kernel, and the graph keeps the mask alone.
+    dropped: Tensor = torch.ops.aten.native_dropout_backward(values, keep, 1.0 / (1.0 - p))
+    return dropped
 
 
 def keep_mask(shape: torch.Size, p: float, key: Tensor, part: Part | None = None) -> Tensor:

@@ -30,7 +30,7 @@ class WeightWork(Protocol):
         """The weight to whose gradient it adds."""
 
     def start(self) -> None:
-        """Begin to fetch what the work needs from other ranks, if anything."""
+        """Begin to fetch what the work needs from other ranks, if anything; a second call does nothing."""
 
     def add(self) -> None:
         """Do it, and add what it gives to the weights' gradients."""
@@ -38,11 +38,10 @@ class WeightWork(Protocol):
 
 def started_ahead(works: Sequence[WeightWork]) -> Iterator[WeightWork]:
     """Yield the works in order, each with the next one started, so that this fetches while the one before computes."""
-    if works:
-        works[0].start()
-    for work, following in zip(works, [*works[1:], None], strict=True):
-        if following is not None:
-            following.start()
+    for number, work in enumerate(works):
+        work.start()
+        if number + 1 < len(works):
+            works[number + 1].start()
         yield work
 
 

@@ -2,7 +2,8 @@
 
 ``{"format": "chimera-timeline", "version": 1, "name", "unit", "activations": [...], "microbatch_to_route": [...],
 "ranks": [{"lane": ["compute", ...], "action": ["0F0", ...], "start": [...], "end": [...]}, ...]}``, and where known
-``activation_bytes`` per stage, ``resident_bytes`` per rank and ``memory`` per rank (times, values, unit).
+``activation_bytes`` and ``held_for_weight_grad`` (a share) per stage, ``resident_bytes`` per rank and ``memory`` per
+rank (times, values, unit).
 """
 
 import json
@@ -25,7 +26,8 @@ _FORMAT: Final = "chimera-timeline"
 _VERSION: Final = 1
 _LANES: Final = {lane.name.lower(): lane for lane in Lane}
 _COLUMNS: Final = {"lane", "action", "start", "end"}
-_OPTIONAL: Final = {"activation_bytes", "resident_bytes", "memory"}
+_MEMORY_COLUMNS: Final = ("activation_bytes", "resident_bytes", "held_for_weight_grad")
+_OPTIONAL: Final = {*_MEMORY_COLUMNS, "memory"}
 _REQUIRED: Final = {"name", "unit", "activations", "microbatch_to_route", "ranks"}
 
 
@@ -40,7 +42,7 @@ def write_timeline(timeline: Timeline, path: str | Path) -> None:
         "microbatch_to_route": list(timeline.microbatch_to_route),
         "ranks": [_rank_columns(timeline, rank) for rank in range(timeline.num_ranks)],
     }
-    for name in ("activation_bytes", "resident_bytes"):
+    for name in _MEMORY_COLUMNS:
         if (column := getattr(timeline, name)) is not None:
             data[name] = column.tolist()
     if timeline.recorded_memory is not None:
@@ -139,14 +141,10 @@ def _read_memory(data: Any, num_ranks: int, where: str) -> list[MemoryCurve]:
 
 
 def _with_bytes(timeline: Timeline, data: dict[str, Any], where: str) -> Timeline:
-    known = {
-        name: np.array(_numbers(data[name], f"{where}: {name}"))
-        for name in ("activation_bytes", "resident_bytes")
-        if data.get(name)
-    }
+    known = {name: np.array(_numbers(data[name], f"{where}: {name}")) for name in _MEMORY_COLUMNS if data.get(name)}
     timeline = replace(timeline, **cast("dict[str, Any]", known)) if known else timeline
     num_stages = int(timeline.table.stage.max(initial=-1)) + 1
-    for name in ("activations", "activation_bytes"):
+    for name in ("activations", "activation_bytes", "held_for_weight_grad"):
         # No activations at all is legal: then every stage counts 1.
         if data.get(name) and len(data[name]) < num_stages:
             raise FormatError(f"{where}: {name} has {len(data[name])} numbers; needed: {num_stages}, one per stage")

@@ -29,7 +29,7 @@ from chimera.train.folder import MARKER, checkpoint_path, checkpoint_steps
 __all__ = ["Checkpoint", "latest_checkpoint", "load_tensors", "read_checkpoint", "save_checkpoint"]
 
 _FORMAT: Final = "chimera-checkpoint"
-_VERSION: Final = 1
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,10 @@ from chimera.data import DataConfig
 from chimera.errors import ConfigError, nearest_names
 from chimera.models import BertConfig
 from chimera.passes.reductions import ReductionMode
+from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
+from chimera.plan.ranks import RankGrid
 from chimera.tensor.recompute import RecomputeMode
+from chimera.train.loss_scale import LossScaleOptions
 from chimera.train.lr_schedules import LearningRate
 from chimera.train.optimizers import OptimizerConfig
 
@@ -29,7 +32,7 @@ __all__ = [
     "Unit",
 ]
 
-Dtype = Literal["fp32", "bf16"]
+Dtype = Literal["fp32", "bf16", "fp16", "fp8"]
 Device = Literal["auto", "cpu", "cuda"]
 Unit = Literal["concatenate", "double", "halve"]
 
@@ -46,6 +49,8 @@ class ScheduleOptions:
         unit: how a step of more micro-batches than ranks is made (chimera).
         waves: times a route goes down the ranks and up again (hanayo, bitpipe).
         updates: updates of all micro-batches (pipedream-2bw).
+        memory_limit: most activations per rank, in units of 1/p of the model for one micro-batch (zb-1p, zb-2p).
+        costs: path of the costs file that the order is made for (zb-1p, zb-2p); F = I = W without.
         reduce: where gradient reductions start.
         recompute: what is computed again in the backward instead of kept: none, selective (the cores of attention), or
             full (whole layers, of which only the inputs are kept).
@@ -59,6 +64,8 @@ class ScheduleOptions:
     unit: Unit | None = None
     waves: int | None = None
     updates: int | None = None
+    memory_limit: float | None = None
+    costs: str | None = None
     reduce: ReductionMode = "eager-opt"
     recompute: RecomputeMode = "none"
     recompute_layers: int = 1
@@ -77,19 +84,36 @@ class ScheduleOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelOptions:
-    """Options of the ``[parallel]`` section; the world has pipeline · data ranks.
+    """Options of the ``[parallel]`` section; the world has tensor · data · pipeline ranks.
 
     Attributes:
         pipeline: ranks p of one pipeline.
         data: replicas d of the whole pipeline, each on its own share of the batch.
+        tensor: ranks t that share each layer; adjacent ones do.
+        sequence: whether these divide the sequence between tensor-parallel regions, and so keep no activation twice.
+        shard_optimizer: whether the replicas of a stage (routes times d) each update a part of its weights, so that no
+            optimizer state is kept twice.
+        bucket_mib: MiB of gradients that are summed at once, while later ones are still being computed.
     """
 
     pipeline: int
     data: int = 1
+    tensor: int = 1
+    sequence: bool = False
+    shard_optimizer: bool = False
+    bucket_mib: float = DEFAULT_BUCKET_BYTES / 2**20
 
     def __post_init__(self) -> None:
+        if not 0.0 < self.bucket_mib < math.inf:
+            raise ConfigError(f"[parallel] bucket_mib = {self.bucket_mib!r} must be a finite number above 0")
         _require_at_least(1, "parallel", "pipeline", self.pipeline)
         _require_at_least(1, "parallel", "data", self.data)
+        _require_at_least(1, "parallel", "tensor", self.tensor)
+        if self.sequence and self.tensor == 1:
+            raise ConfigError(
+                "[parallel] sequence = true has no meaning for tensor = 1, where nobody is there to divide it "
+                "with; leave it out, or set tensor to 2 or more"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +125,8 @@ class RunOptions:
         microbatch_size: samples b of a whole micro-batch.
         accumulation_runs: runs through the pipeline whose gradients make one step.
         seed: of initial weights and dropout.
-        dtype: of computation; gradients and the weights that are updated are fp32 either way.
+        dtype: of computation; gradients and the weights that are updated are fp32 either way. fp16 has a dynamic loss
+            scale; fp8 is bf16 with the products of linear layers in float8, on GPUs that have it.
         evaluation_interval: steps between evaluations; there is one before the first step and one after the last.
         evaluation_samples: held-out samples of an evaluation, the same every time; 0 for no evaluation.
         checkpoint_interval: steps between checkpoints; there is one after the last step.
@@ -186,10 +211,16 @@ class TrainConfig:
     schedule: ScheduleOptions
     parallel: ParallelOptions
     train: RunOptions
+    loss_scale: LossScaleOptions = field(default_factory=LossScaleOptions)
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
     def __post_init__(self) -> None:
+        if self.data.samples != "bert":
+            raise ConfigError(
+                f"[data] samples = {self.data.samples!r} does not fit a BERT, which [model] describes; leave it "
+                'out, or set it to "bert"'
+            )
         length, positions = self.data.sequence_length, self.model.max_positions
         if length > positions:
             raise ConfigError(
@@ -201,6 +232,12 @@ class TrainConfig:
                 f"[data] vocab_size = {self.data.vocab_size} exceeds [model] vocab_size = {self.model.vocab_size}; "
                 "leave [model] vocab_size out to have it follow the vocabulary, or raise it (more rows are padding)"
             )
+        if self.train.dtype != "fp16" and self.loss_scale != LossScaleOptions():
+            raise ConfigError(
+                f"[loss_scale] is set, but [train] dtype = {self.train.dtype!r} needs no loss scale; leave the section "
+                "out, or set dtype to fp16"
+            )
+        self._require_shares()
         samples, share = self.train.evaluation_samples, self.train.microbatch_size * self.parallel.data
         if samples % share:
             nearest = sorted({max(share, samples // share * share), -(-samples // share) * share})
@@ -210,10 +247,35 @@ class TrainConfig:
                 f"try {' or '.join(map(str, nearest))}"
             )
 
+    def _require_shares(self) -> None:
+        """Refuse what tensor-parallel ranks cannot share."""
+        tensor, length = self.parallel.tensor, self.data.sequence_length
+        self.model.require_shares(tensor)
+        if self.parallel.sequence and length % tensor:
+            raise ConfigError(
+                f"[data] sequence_length = {length} does not divide over [parallel] tensor = {tensor} ranks, which "
+                f"sequence = true asks for; try sequence_length = {max(tensor, length // tensor * tensor)}"
+            )
+        if self.train.dtype == "fp8" and tensor > 1:
+            raise ConfigError(
+                f"[train] dtype = 'fp8' has no linear layers that [parallel] tensor = {tensor} ranks could share; set "
+                "dtype to bf16, or tensor to 1"
+            )
+
+    @property
+    def grid(self) -> RankGrid:
+        """Who is who among the ranks."""
+        return RankGrid(tensor=self.parallel.tensor, data=self.parallel.data, pipeline=self.parallel.pipeline)
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Gradients that one collective sums."""
+        return round(self.parallel.bucket_mib * 2**20)
+
     @property
     def world_size(self) -> int:
-        """Ranks of the run, p · d."""
-        return self.parallel.pipeline * self.parallel.data
+        """Ranks of the run, t · d · p."""
+        return self.grid.size
 
 
 def _require_at_least(least: int, section: str, option: str, value: int | None) -> None:

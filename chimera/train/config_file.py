@@ -103,12 +103,12 @@ def type_text(section: str, key: str) -> str:
     """Return what a value of a key looks like, for help texts.
 
     >>> type_text("train", "steps"), type_text("train", "dtype"), type_text("model", "dropout")
-    ('N', '{fp32,bf16}', 'X')
+    ('N', '{fp32,bf16,fp16,fp8}', 'X')
     """
     short = {int: "N", float: "X", bool: "{true,false}", str: "TEXT"}
     member = next(member for member in _members(section_types(section)[key]) if member is not NoneType)
     if get_origin(member) is tuple:
-        return f"[{','.join(short[part] for part in get_args(member))}]"
+        return f"[{','.join(short.get(part, '…') for part in get_args(member))}]"
     return short.get(member) or f"{{{','.join(get_args(member))}}}"
 
 
@@ -178,7 +178,9 @@ def _describe(type_: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: f'"{_NONE}"'}
     described = []
     for member in _members(type_):
-        if get_origin(member) is tuple:
+        if get_origin(member) is tuple and Ellipsis in get_args(member):
+            described.append(f"a list, each item {names[get_args(member)[0]]}")
+        elif get_origin(member) is tuple:
             described.append(f"a list of {len(get_args(member))} numbers")
         elif member in names:
             described.append(names[member])

@@ -3,15 +3,16 @@
 Besides the two losses it counts how many next sentences are told right, which a loss alone does not say.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from chimera.data import BertSamples, Microbatch, evaluation_microbatches
+from chimera.data import Microbatch, Samples, evaluation_microbatches
 from chimera.models import BertPretrainingLoss
 from chimera.models.losses import IGNORED_LABEL, Term
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.vocabulary import Vocabulary
 from chimera.train.metrics import EvaluationMetrics
 
 __all__ = ["CountingLoss", "evaluate", "heldout_share"]
@@ -24,7 +25,8 @@ class CountingLoss(BertPretrainingLoss):
         right, pairs: what this rank has seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
+        super().__init__(vocabulary)
         self.restart()
 
     def restart(self) -> None:
@@ -43,13 +45,24 @@ class CountingLoss(BertPretrainingLoss):
 
 
 def heldout_share(
-    samples: BertSamples, *, num_samples: int, microbatch_size: int, replica: int, replicas: int
+    samples: Samples,
+    *,
+    num_samples: int,
+    microbatch_size: int,
+    replica: int,
+    replicas: int,
+    fields: Collection[str] | None = None,
 ) -> tuple[Microbatch, ...]:
-    """Return one replica's micro-batches of the first ``num_samples``, of which every replica has equally many."""
+    """Return one replica's micro-batches of the first ``num_samples``, of which every replica has equally many.
+
+    Only ``fields`` are made; all where not given.
+    """
     total = num_samples // microbatch_size
     if total == 0:
         return ()
-    everything = evaluation_microbatches(samples, microbatch_size=microbatch_size, num_microbatches=total)
+    everything = evaluation_microbatches(
+        samples, microbatch_size=microbatch_size, num_microbatches=total, fields=fields
+    )
     share = total // replicas
     return everything[replica * share : (replica + 1) * share]
 
@@ -59,6 +72,8 @@ def evaluate(pipe: Pipeline, loss: CountingLoss, microbatches: Sequence[Microbat
     loss.restart()
     pipe.evaluate(list(microbatches), list(microbatches))
     counted = torch.tensor([float(loss.right), float(loss.pairs)], dtype=torch.float64)
+    if pipe.groups.tensor.rank:
+        counted.zero_()  # ranks that share their layers have seen the same
     right, pairs = pipe.groups.sum_everywhere(counted).tolist()
     return EvaluationMetrics(
         step=step,

@@ -7,10 +7,12 @@ before any rank starts. Knows no processes and no tensors.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from chimera.data import DataConfig
 from chimera.errors import ConfigError, UsageError, nearest_names
 from chimera.ir.costs import Costs
+from chimera.ir.costs_file import read_costs
 from chimera.ir.schedule import Schedule
 from chimera.ir.schedule_file import read_schedule
 from chimera.models import BertConfig
@@ -70,13 +72,46 @@ def layout_of(config: TrainConfig) -> Layout:
             f"try {config.train.microbatch_size - 1 or 2} or {config.train.microbatch_size + 1}"
         )
     runs = config.train.accumulation_runs * config.parallel.data
+    layer_to_stage = partition(bert_layer_costs(config.model, config.data), schedule.num_stages)
+    if schedule.is_asynchronous:
+        _require_own_updates(config, layer_to_stage)
     return Layout(
         schedule,
-        partition(bert_layer_costs(config.model, config.data), schedule.num_stages),
+        layer_to_stage,
         int(size),
         schedule.num_microbatches,
         schedule.num_microbatches * runs,
     )
+
+
+def _require_own_updates(config: TrainConfig, layer_to_stage: Sequence[int]) -> None:
+    """Refuse what an asynchronous schedule cannot have, whose stages update themselves within each run."""
+    name = f"schedule.name = {config.schedule.name!r} is asynchronous: each stage is updated by itself within a run"
+    if config.optimizer.clip_norm is not None:
+        raise ConfigError(
+            f"{name}, so there is no global gradient norm that optimizer.clip_norm = {config.optimizer.clip_norm:g} "
+            "could bound; set optimizer.clip_norm to none"
+        )
+    if config.train.accumulation_runs != 1:
+        raise ConfigError(
+            f"{name}, so gradients of train.accumulation_runs = {config.train.accumulation_runs} do not accumulate; "
+            "set it to 1, and schedule.microbatches and schedule.updates for the micro-batches of an update"
+        )
+    if config.parallel.shard_optimizer:
+        raise ConfigError(
+            f"{name}, while micro-batches still compute with its older weights, which a shard does not keep; set "
+            "parallel.shard_optimizer to false"
+        )
+    if config.train.dtype == "fp16":
+        raise ConfigError(
+            f'{name}, so an overflow of train.dtype = "fp16" on one could not keep all from theirs; set train.dtype '
+            "to bf16 or fp32"
+        )
+    if config.model.tied_decoder and layer_to_stage[0] != layer_to_stage[-1]:
+        raise ConfigError(
+            f"{name}, but the word embedding is the decoder's weight too, in stages {layer_to_stage[0]} and "
+            f"{layer_to_stage[-1]}; set model.tied_decoder to false"
+        )
 
 
 def bert_layer_costs(model: BertConfig, data: DataConfig) -> tuple[float, ...]:
@@ -112,9 +147,9 @@ def layers_per_stage(layer_to_stage: Sequence[int]) -> tuple[int, ...]:
 
 
 def _schedule(options: ScheduleOptions, ranks: int) -> Schedule:
-    sizes = {
+    sizes: dict[str, Any] = {
         name: value
-        for name in ("microbatches", "chunks", "pairs", "unit", "waves", "updates")
+        for name in ("microbatches", "chunks", "pairs", "unit", "waves", "updates", "memory_limit", "costs")
         if (value := getattr(options, name)) is not None
     }
     if options.name in SCHEDULES:
@@ -124,6 +159,8 @@ def _schedule(options: ScheduleOptions, ranks: int) -> Schedule:
                 "pipeline's ranks, keeps them all busy"
             )
         try:
+            if options.costs is not None:
+                sizes["costs"] = read_costs(options.costs)
             return build_schedule(options.name, ranks=ranks, **sizes)
         except UsageError as error:
             raise ConfigError(

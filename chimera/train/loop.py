@@ -7,29 +7,33 @@ happens; how that is shown, and who started the ranks, is others' business.
 
 import math
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from chimera.data import MicrobatchSource, PretrainingData, build_data
+from chimera.data import DataConfig, Loader, Microbatch, MicrobatchSource, PretrainingData, build_data
 from chimera.errors import ConfigError, NonFiniteError
 from chimera.ir.timeline import Timeline
 from chimera.models import bert_layers
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.parallel import TensorParallel
+from chimera.tensor.vocabulary import Vocabulary
 from chimera.timeline import write_timeline
 from chimera.train.checkpoint import latest_checkpoint, save_checkpoint
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import to_toml
 from chimera.train.evaluation import CountingLoss, evaluate, heldout_share
 from chimera.train.events import Event, Report, Saved, Started, TrainingResult
+from chimera.train.fields import needed_fields
 from chimera.train.folder import CHECKPOINTS, CONFIG, TIMELINE, check_folder
 from chimera.train.layout import Layout, layout_of
-from chimera.train.lr_schedules import learning_rate_factor
 from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations
 from chimera.train.metrics_log import MetricsLog
-from chimera.train.optimizers import build_optimizer
+from chimera.train.precision import in_precision, torch_dtype
 from chimera.train.state import describe, owned_state, require_same, restore
+from chimera.train.updating import Outcome, updating_of
 
 __all__ = ["train"]
 
@@ -46,7 +50,7 @@ def train(
 
     Args:
         config: the same on every rank.
-        group: parallel.pipeline · parallel.data ranks, pipeline outermost; None for one rank on its own.
+        group: the ranks of the run, as ``config.grid`` numbers them; None for one rank on its own.
         device: of this rank.
         resume: go on from the newest checkpoint of the run in ``train.out``.
         report: called with each event; None reports to nobody.
@@ -85,27 +89,43 @@ class _Run:
         self._layout = layout
         self._data = data
         self._device = device
-        self._loss = CountingLoss()
+        parallel = TensorParallel.join(
+            group,
+            config.parallel.tensor,
+            sequence=config.parallel.sequence,
+            device=device,
+            timeout_s=config.runtime.timeout_s,
+        )
+        self._loss = CountingLoss(Vocabulary(config.model.vocab_size, parallel))
+        scale = config.loss_scale if config.train.dtype == "fp16" else None
+        self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, scale)
         with torch.device("meta"):
-            layers = bert_layers(config.model)
+            layers = bert_layers(config.model, parallel)
         self._pipe = Pipeline(
-            layers,
+            in_precision(layers, config.train.dtype, device),
             layout.schedule,
             self._loss,
             group,
+            tensor=parallel,
             layer_to_stage=layout.layer_to_stage,
             recompute=config.schedule.recompute,
             recompute_layers=config.schedule.recompute_layers,
             reduce=config.schedule.reduce,
             seed=config.train.seed,
             device=device,
-            dtype=torch.bfloat16 if config.train.dtype == "bf16" else None,
+            dtype=torch_dtype(config.train.dtype),
+            shard_optimizer=config.parallel.shard_optimizer,
+            bucket_bytes=config.bucket_bytes,
+            update=self._updating.hook,
             timeout_s=config.runtime.timeout_s,
         )
-        self._optimizer = build_optimizer(config.optimizer, self._pipe.optimizer_parameters())
+        self._updating.build(self._pipe)
+        self._fields = needed_fields(layers, layout.layer_to_stage, self._pipe.groups.stages, self._loss)
         self._source = MicrobatchSource(data.train, layout.microbatch_size, layout.microbatches_per_step)
+        self._loader: Loader | None = None
         self._heldout = heldout_share(
             data.heldout,
+            fields=self._fields,
             num_samples=config.train.evaluation_samples,
             microbatch_size=config.train.microbatch_size,
             replica=self._pipe.groups.data_rank,
@@ -121,6 +141,8 @@ class _Run:
 
     def close(self) -> None:
         self._pipe.close()
+        if self._loader is not None:
+            self._loader.close()
         if self._log is not None:
             self._log.close()
 
@@ -128,6 +150,7 @@ class _Run:
         options = self._config.train
         start = self._resumed() if resume else 0
         self._open_files(start)
+        self._loader = self._loader_from(start)
         self._tell("training")
         began = time.perf_counter()
         last: StepMetrics | None = None
@@ -162,7 +185,7 @@ class _Run:
         checkpoint = latest_checkpoint(self._out / CHECKPOINTS)
         assert checkpoint is not None, "check_folder saw one"
         require_same(checkpoint, self._config, self._layout)
-        restore(self._pipe, self._optimizer, checkpoint)
+        restore(self._pipe, self._updating, checkpoint)
         self._saved = checkpoint.path
         self._evaluations = [row for row in read_evaluations(self._out) if row.step <= checkpoint.step]
         return checkpoint.step
@@ -185,68 +208,90 @@ class _Run:
             )
         )
 
+    def _loader_from(self, start: int) -> Loader:
+        """Open the micro-batches of the steps from ``start`` on, counted from 0."""
+        config, layout, groups = self._config, self._layout, self._pipe.groups
+        sizes = (layout.microbatch_size, layout.microbatches_per_step)
+        return Loader(
+            self._source,
+            replica=groups.data_rank,
+            replicas=groups.data_size,
+            fields=self._fields,
+            first_step=start,
+            last_step=config.train.steps,
+            workers=config.data.workers,
+            make_source=partial(_training_source, config.data, *sizes),
+            timeout_s=config.runtime.timeout_s,
+            name=", ".join(config.data.datasets) or config.data.corpus,
+        )
+
     # One step
 
     def _step(self, step: int) -> StepMetrics:
-        """Make the ``step``-th update, counted from 1."""
+        """Make the ``step``-th step, counted from 1: one update, or those of an asynchronous schedule."""
         began = time.perf_counter()
-        rate = self._config.optimizer.learning_rate * learning_rate_factor(self._config.learning_rate, step - 1)
-        for options in self._optimizer.param_groups:
-            options["lr"] = rate
-        loss = self._gradients(step - 1)
-        norm = self._pipe.gradient_norm()
+        assert self._loader is not None, "a run opens its loader before its first step"
+        loss = self._gradients(self._loader.next())
         terms = self._pipe.terms
-        self._require_finite(step, loss, norm, rate)
-        clip = self._config.optimizer.clip_norm
-        if clip is not None and norm > clip:
-            self._pipe.scale_gradients(clip / norm)
-        self._optimizer.step()
-        self._pipe.publish_weights()
+        outcome = self._updating.measure()
+        self._require_finite(step, loss, outcome)
+        self._updating.finish(outcome)
         step_s = time.perf_counter() - began
         self._timeline = self._pipe.timeline()
+        gathers = self._pipe.gather_times() if self._config.parallel.shard_optimizer else None
         return StepMetrics(
             step=step,
             loss=loss,
             mlm_loss=terms["mlm"],
             nsp_loss=terms["nsp"],
-            grad_norm=norm,
-            lr=rate,
+            grad_norm=outcome.norm if outcome.updates else None,
+            lr=outcome.rate,
             tokens_per_s=self._layout.global_batch * self._config.data.sequence_length / step_s,
             step_s=step_s,
             bubble_fraction=self._timeline.bubble_fraction,
+            data_wait_s=self._loader.waited_s,
+            loss_scale=outcome.loss_scale if self._config.train.dtype == "fp16" else None,
+            gather_ms=None if gathers is None else gathers.under_way_s * 1e3,
+            gather_hidden_ms=None if gathers is None else gathers.hidden_s * 1e3,
         )
 
-    def _gradients(self, index: int) -> float:
-        """Run all accumulation runs of the step with this index, and return its loss."""
+    def _gradients(self, microbatches: list[Microbatch]) -> float:
+        """Run all accumulation runs of a step, and return its loss."""
         runs, size = self._config.train.accumulation_runs, self._layout.microbatches_per_run
         first = self._pipe.groups.data_rank * runs * size
         numbers = range(first, first + runs * size)
-        microbatches = [self._source.microbatch(index, number) for number in numbers]
-        counts: dict[str, float] = {}
-        for microbatch in microbatches:
-            for name, count in self._loss.counts(microbatch).items():
-                counts[name] = counts.get(name, 0.0) + count
+        counts = dict.fromkeys(self._loss.terms, 0.0)
+        # Ranks without the last stage have no labels, and nobody asks them for counts.
+        if set(self._loss.fields) <= self._fields:
+            for microbatch in microbatches:
+                for name, count in self._loss.counts(microbatch).items():
+                    counts[name] += count
+        scale = self._updating.begin()
         for run in range(runs):
             part = slice(run * size, (run + 1) * size)
             loss = self._pipe.step(
                 microbatches[part],
                 microbatches[part],
                 last=run == runs - 1,
-                counts=counts,
+                # An asynchronous schedule counts for each of its updates.
+                counts=None if self._layout.schedule.is_asynchronous else counts,
                 microbatch_indices=numbers[part],
+                loss_scale=scale,
             )
         return float(loss)
 
-    def _require_finite(self, step: int, loss: float, norm: float, rate: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
+    def _require_finite(self, step: int, loss: float, outcome: Outcome) -> None:
+        """Refuse to go on where no smaller loss scale can help."""
+        may_skip = not outcome.updates and not self._updating.progress.loss_scale.is_least
+        if may_skip or (math.isfinite(loss) and math.isfinite(outcome.norm)):
             return
         terms = ", ".join(f"{name} {value:.4g}" for name, value in self._pipe.terms.items())
         resumed = f"the newest checkpoint is {self._saved}" if self._saved else "there is no checkpoint yet"
         raise NonFiniteError(
-            f"step {step}: loss {loss:.4g} ({terms}), gradient norm {norm:.4g}, at a learning rate of {rate:.3g}; the "
-            f"weights were not updated, {resumed}. Try a lower --optimizer.learning-rate or a longer "
-            "--learning-rate.warmup-steps"
-            + (", or --train.dtype fp32" if self._config.train.dtype == "bf16" else "")
+            f"step {step}: loss {loss:.4g} ({terms}), gradient norm {outcome.norm:.4g}, at a learning rate of "
+            f"{outcome.rate:.3g}; {self._updating.if_not_finite}, {resumed}. Try a lower --optimizer.learning-rate "
+            "or a longer --learning-rate.warmup-steps"
+            + (", or --train.dtype fp32" if self._config.train.dtype != "fp32" else "")
             + (", or --optimizer.clip-norm 1" if self._config.optimizer.clip_norm is None else "")
         )
 
@@ -263,8 +308,8 @@ class _Run:
         self._saved = save_checkpoint(
             self._out / CHECKPOINTS,
             step,
-            owned_state(self._pipe, self._optimizer),
-            describe(self._config, self._layout),
+            owned_state(self._pipe, self._updating),
+            describe(self._config, self._layout, self._updating.progress),
             self._pipe.groups,
             keep=self._config.train.keep_checkpoints,
         )
@@ -286,6 +331,11 @@ class _Run:
         self._report(activity)
         if self._pipe.watch is not None:
             self._pipe.watch.activity = activity
+
+
+def _training_source(config: DataConfig, microbatch_size: int, microbatches_per_step: int) -> MicrobatchSource:
+    """Make the source in a worker, from what this rank has put into the cache."""
+    return MicrobatchSource(build_data(config).train, microbatch_size, microbatches_per_step)
 
 
 def _to_nobody(_: Event) -> None:

@@ -1,10 +1,10 @@
 """The figures of a run, as they are reported and as they stand in its files: one row per step and per evaluation.
 
-Step n is the n-th step of the run: row n is written after n updates, an evaluation's row says how many came before it.
+Step n is the n-th step of the run: row n is written after n of them, an evaluation's row says how many came before it.
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,22 +24,37 @@ class StepMetrics:
         step: steps done, this one included.
         loss: mean masked-word plus mean next-sentence loss over the global batch, in nats.
         mlm_loss, nsp_loss: its two terms.
-        grad_norm: 2-norm of the whole model's gradient, before clipping.
-        lr: learning rate of this step.
+        grad_norm: 2-norm of the whole model's gradient, before clipping, of the last update where a step makes several;
+            None where an overflow had the update skipped.
+        lr: learning rate of this step, or of its last update.
         tokens_per_s: positions of the global batch, padding included, by ``step_s``.
         step_s: seconds from the first micro-batch to the updated weights, on the first rank.
         bubble_fraction: measured idle share of the pipeline's ranks, from the first start to the last end.
+        data_wait_s: seconds of the step that the first rank waited for its micro-batches.
+        loss_scale: what the loss was multiplied by; None but in fp16.
+        gather_ms: milliseconds that updated weights were on their way to the other replicas, the mean over the ranks;
+            0 in the first step, None without sharded optimizer states.
+        gather_hidden_ms: how much of it went on beside other work.
     """
 
     step: int
     loss: float
     mlm_loss: float
     nsp_loss: float
-    grad_norm: float
+    grad_norm: float | None
     lr: float
     tokens_per_s: float
     step_s: float
     bubble_fraction: float
+    data_wait_s: float
+    loss_scale: float | None = None
+    gather_ms: float | None = None
+    gather_hidden_ms: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Return the figures by name, without those that the run does not have."""
+        optional = {field.name for field in fields(self) if field.default is None}
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in optional}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +74,10 @@ class EvaluationMetrics:
     heldout_nsp_loss: float
     heldout_nsp_accuracy: float
     heldout_pairs: int
+
+    def row(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        return asdict(self)
 
 
 def read_evaluations(folder: Path) -> tuple[EvaluationMetrics, ...]:

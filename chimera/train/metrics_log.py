@@ -6,7 +6,6 @@ rows later than the checkpoint go, and no step stands twice.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -38,7 +37,7 @@ class MetricsLog:
 
     def add(self, row: StepMetrics | EvaluationMetrics) -> None:
         """Write one row, in one piece."""
-        values = asdict(row)
+        values = row.row()
         file = self._files[type(row)]
         file.write(json.dumps(values) + "\n")
         file.flush()
@@ -55,7 +54,7 @@ class MetricsLog:
     def _to_tensorboard(self, values: Mapping[str, Any]) -> None:
         assert self._tensorboard is not None, "called where there is a writer"
         for name, value in values.items():
-            if name != "step":
+            if name != "step" and value is not None:
                 tag = name.replace("heldout_", "heldout/") if "heldout" in name else f"train/{name}"
                 self._tensorboard.add_scalar(tag, value, values["step"])
 

@@ -7,7 +7,7 @@ over all ranks.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args, overload
 
@@ -27,10 +27,15 @@ from torch import (
 from torch.optim import SGD, AdamW, Optimizer
 
 from chimera.errors import ConfigError, UsageError, nearest_names
+from chimera.tensor.portion import Portion
 
-__all__ = ["Lamb", "OptimizerConfig", "OptimizerName", "build_optimizer"]
+__all__ = ["Lamb", "OptimizerConfig", "OptimizerName", "Sums", "build_optimizer"]
 
 OptimizerName = Literal["adamw", "lamb", "sgd"]
+
+Sums = Callable[[Sequence[nn.Parameter], Tensor], Tensor]
+"""Adds up quantities ``[k, n]`` of n portions over the ranks that hold the others of the same parameters; a collective,
+called as often on every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,7 @@ class OptimizerConfig:
         weight_decay: Decay of all but norms and biases: decoupled from the gradient for adamw and lamb, part of the
             gradient for sgd.
         momentum: Momentum of sgd.
+        nesterov: Whether sgd looks ahead along its momentum.
         clip_norm: Largest global gradient norm, which the training loop enforces; None never clips.
 
     Raises:
@@ -57,6 +63,7 @@ class OptimizerConfig:
     eps: float = 1e-6
     weight_decay: float = 0.01
     momentum: float = 0.0
+    nesterov: bool = False
     clip_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
@@ -77,10 +84,19 @@ class OptimizerConfig:
             raise ConfigError(f"[optimizer] betas = {self.betas!r} must be two numbers in [0, 1), such as (0.9, 0.999)")
         if not 0.0 <= self.momentum < 1.0:
             raise ConfigError(f"[optimizer] momentum = {self.momentum!r} must be a number in [0, 1)")
+        if self.nesterov and self.name == "sgd" and not self.momentum:
+            raise ConfigError("[optimizer] nesterov = true needs a momentum above 0; set momentum, such as 0.9")
         self._refuse_foreign_options()
 
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """The tensors that the optimizer keeps for each parameter, by their key in its state."""
+        if self.name == "sgd":
+            return ("momentum_buffer",) if self.momentum else ()
+        return ("exp_avg", "exp_avg_sq")
+
     def _refuse_foreign_options(self) -> None:
-        foreign = ("betas", "eps") if self.name == "sgd" else ("momentum",)
+        foreign = ("betas", "eps") if self.name == "sgd" else ("momentum", "nesterov")
         defaults = {field.name: field.default for field in fields(self)}
         for option in foreign:
             if getattr(self, option) != defaults[option]:
@@ -90,37 +106,36 @@ class OptimizerConfig:
                 )
 
 
-def build_optimizer(config: OptimizerConfig, named_parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    """Build the optimizer of this rank's parameters.
+def build_optimizer(config: OptimizerConfig, portions: Iterable[Portion], *, sums: Sums | None = None) -> Optimizer:
+    """Build the optimizer of this rank's portions.
 
     It has two groups on every rank, either of which may be empty: parameters of two or more dimensions, decayed, and
     norms and biases, which are neither decayed nor (by LAMB, as in its authors' code) scaled by a trust ratio.
 
     Args:
         config: Options.
-        named_parameters: Each parameter once, with its global name; fp32 or fp64.
+        portions: What this rank updates, in fp32 or fp64.
+        sums: How LAMB gets the norm of a parameter of which this rank has a portion; None where it has all.
 
     Raises:
         UsageError: A parameter of another type, or given twice.
     """
-    parameters = list(named_parameters)
-    _require_unique(parameters)
-    for name, parameter in parameters:
-        _require_wide(parameter, name)
-    matrices = [parameter for _, parameter in parameters if parameter.ndim > 1]
-    vectors = [parameter for _, parameter in parameters if parameter.ndim <= 1]
+    portions = list(portions)
+    _require_unique(portions)
+    for portion in portions:
+        _require_wide(portion.parameter, portion.name)
     groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [p.parameter for p in portions if len(p.shape) > 1], "weight_decay": config.weight_decay},
+        {"params": [p.parameter for p in portions if len(p.shape) <= 1], "weight_decay": 0.0},
     ]
+    fused = all(portion.parameter.device.type in {"cpu", "cuda"} for portion in portions)
     match config.name:
         case "sgd":
-            return SGD(groups, lr=config.learning_rate, momentum=config.momentum)
+            return SGD(groups, lr=config.learning_rate, momentum=config.momentum, nesterov=config.nesterov, fused=fused)
         case "lamb":
             groups[1]["use_trust_ratio"] = False
-            return Lamb(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps)
+            return Lamb(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, sums=sums)
         case "adamw":
-            fused = all(parameter.device.type in {"cpu", "cuda"} for _, parameter in parameters)
             return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=fused)
 
 
@@ -139,6 +154,7 @@ class Lamb(Optimizer):
         eps: Added to the root of the second moment.
         weight_decay: Decoupled decay.
         use_trust_ratio: Whether to scale the step by the trust ratio.
+        sums: Adds up squared norms over the ranks that hold other portions of the same parameters; called once a step.
 
     Raises:
         UsageError: A parameter of another type.
@@ -153,7 +169,9 @@ class Lamb(Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         use_trust_ratio: bool = True,
+        sums: Sums | None = None,
     ) -> None:
+        self._sums = sums
         options = {
             "lr": lr,
             "betas": betas,
@@ -182,23 +200,43 @@ class Lamb(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    alike[parameter.device, parameter.dtype].append(parameter)
-            for parameters in alike.values():
-                self._update(parameters, group)
+        alike = [(group, parameters) for group in self.param_groups for parameters in _with_gradient(group["params"])]
+        directions = [self._direction(parameters, group) for group, parameters in alike]
+        # All groups at once: a rank without a matrix still takes part in the sums.
+        ratios = self._trust_ratios(
+            [
+                pair
+                for (group, parameters), direction in zip(alike, directions, strict=True)
+                if group["use_trust_ratio"]
+                for pair in zip(parameters, direction, strict=True)
+            ]
+        )
+        for (group, parameters), direction in zip(alike, directions, strict=True):
+            if group["use_trust_ratio"]:
+                _foreach_mul_(direction, [ratios[parameter].to(parameter.dtype) for parameter in parameters])
+            _foreach_add_(parameters, direction, alpha=-group["lr"])
         return loss
 
-    def _update(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """Update parameters of one group, device and type together."""
+    def _direction(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        """Return u of parameters of one group, device and type."""
         direction = self._adam_direction(parameters, betas=group["betas"], eps=group["eps"])
         if group["weight_decay"] != 0.0:
             _foreach_add_(direction, parameters, alpha=group["weight_decay"])
-        if group["use_trust_ratio"]:
-            _foreach_mul_(direction, _trust_ratios(parameters, direction))
-        _foreach_add_(parameters, direction, alpha=-group["lr"])
+        return direction
+
+    def _trust_ratios(self, pairs: list[tuple[Tensor, Tensor]]) -> dict[Tensor, Tensor]:
+        """Return ‖w‖ / ‖u‖ by parameter for (w, u), 1 where either is 0, without waiting for the device."""
+        parameters = [weight for weight, _ in pairs]
+        squares = torch.zeros(2, 0, dtype=torch.float64)
+        if pairs:
+            norms = [_foreach_norm(side, 2, dtype=torch.float64) for side in map(list, zip(*pairs, strict=True))]
+            squares = torch.stack([torch.stack(list(side)) for side in norms]).square()
+        if self._sums is not None:
+            squares = self._sums(cast("list[nn.Parameter]", parameters), squares)
+        weights, updates = squares.sqrt().unbind()
+        usable = (weights > 0.0) & (updates > 0.0)
+        ratios = torch.where(usable, weights / updates, 1.0).unbind()
+        return dict(zip(parameters, ratios, strict=True))
 
     def _adam_direction(self, parameters: list[Tensor], *, betas: tuple[float, float], eps: float) -> list[Tensor]:
         """Advance the moments and return m̂ / (√v̂ + eps) for each parameter."""
@@ -227,12 +265,13 @@ class Lamb(Optimizer):
         return state
 
 
-def _trust_ratios(parameters: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
-    """Return ‖w‖ / ‖u‖ per parameter, 1 where either is 0, without waiting for the device."""
-    weights = torch.stack(list(_foreach_norm(parameters)))
-    updates = torch.stack(list(_foreach_norm(direction)))
-    usable = (weights > 0.0) & (updates > 0.0)
-    return list(torch.where(usable, weights / updates, 1.0).unbind())
+def _with_gradient(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Return the parameters that have a gradient, those of one device and type together."""
+    alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            alike[parameter.device, parameter.dtype].append(parameter)
+    return list(alike.values())
 
 
 def _require_wide(parameter: Tensor, name: str) -> None:
@@ -243,11 +282,10 @@ def _require_wide(parameter: Tensor, name: str) -> None:
         )
 
 
-def _require_unique(parameters: list[tuple[str, nn.Parameter]]) -> None:
+def _require_unique(portions: Sequence[Portion]) -> None:
     names: dict[int, str] = {}
-    for name, parameter in parameters:
-        if id(parameter) in names:
+    for portion in portions:
+        if (first := names.setdefault(id(portion.parameter), portion.name)) is not portion.name:
             raise UsageError(
-                f"{names[id(parameter)]} and {name} are one parameter; give a tied parameter to the optimizer once"
+                f"{first} and {portion.name} are one parameter; give a tied parameter to the optimizer once"
             )
-        names[id(parameter)] = name

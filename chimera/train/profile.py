@@ -18,6 +18,7 @@ from chimera.runtime.virtual import VirtualLoss, virtual_batch, virtual_layers
 from chimera.timeline.costs import stage_costs
 from chimera.train.config import TrainConfig
 from chimera.train.layout import layout_of
+from chimera.train.precision import in_precision, torch_dtype
 
 __all__ = ["measure_stage_costs", "run_on_virtual_device"]
 
@@ -33,14 +34,14 @@ def measure_stage_costs(config: TrainConfig) -> StageCosts:
     with torch.device("meta"):
         layers = bert_layers(config.model)
     pipe = Pipeline(
-        layers,
+        in_precision(layers, config.train.dtype, torch.device("cpu")),
         serial,
         BertPretrainingLoss(),
         layer_to_stage=layout.layer_to_stage,
         recompute=config.schedule.recompute,
         recompute_layers=config.schedule.recompute_layers,
         seed=config.train.seed,
-        dtype=torch.bfloat16 if config.train.dtype == "bf16" else None,
+        dtype=torch_dtype(config.train.dtype),
     )
     source = MicrobatchSource(build_data(config.data).train, layout.microbatch_size, _MICROBATCHES)
     for step in range(_WARM_UP_STEPS + 1):

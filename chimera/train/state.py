@@ -1,24 +1,28 @@
 """What a run has to remember: weights, the optimizer's moments, and the options that its next step depends on.
 
-Names carry global layer numbers and say nothing of ranks. Every parameter is saved once, by one of the ranks that hold
-its layer's stage, and read by all of them. A micro-batch is a function of the step, so there is no loader state,
-and random numbers are keyed by the step, so there is no generator's.
+Names carry global layer numbers and say nothing of ranks. Every parameter is saved once and whole, by one of the ranks
+that hold its layer's stage, and each rank takes from it what it updates; so a checkpoint fits any layout. A micro-batch
+is a function of the step, so there is no loader state, and random numbers are keyed by the step, so there is no
+generator's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from chimera.errors import CheckpointError
 from chimera.runtime.pipeline import Pipeline
+from chimera.tensor.portion import Portion
 from chimera.train.checkpoint import Checkpoint, load_tensors
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS
 from chimera.train.layout import Layout
+from chimera.train.loss_scale import LossScale
+from chimera.train.updating import Progress, Updating
 
 __all__ = ["describe", "owned_state", "require_same", "restore"]
 
@@ -33,35 +37,42 @@ _FREE: Final = frozenset(
         "evaluation_samples",
         "checkpoint_interval",
         "keep_checkpoints",
+        "accumulation_runs",
     )
-) | {"data.cache_dir"}
+) | {"data.cache_dir", "data.workers"}
 _FREE_SECTIONS: Final = frozenset({"runtime", "metrics"})
+_LAYOUT: Final = frozenset({"schedule", "parallel"})
+"""Sections by which a step does not change, but by those of an asynchronous schedule."""
+_SAMPLES: Final = "samples of a step"
 
 
-def describe(config: TrainConfig, layout: Layout) -> dict[str, Any]:
-    """Return what a checkpoint says of the run it belongs to, as JSON."""
+def describe(config: TrainConfig, layout: Layout, progress: Progress) -> dict[str, Any]:
+    """Return what a checkpoint says of the run it belongs to and how far that is, as JSON."""
     return {
         "config": {section: _as_json(asdict(getattr(config, section))) for section in SECTIONS},
-        "layout": {
-            "routes": _as_json(layout.schedule.placement.routes),
-            "layer_to_stage": _as_json(layout.layer_to_stage),
-            "microbatches": layout.microbatches_per_run,
-        },
+        "asynchronous": layout.schedule.is_asynchronous,
+        "global_batch": layout.global_batch,
+        "progress": asdict(progress),
     }
 
 
 def require_same(checkpoint: Checkpoint, config: TrainConfig, layout: Layout) -> None:
     """Refuse a checkpoint whose run would go on otherwise under ``config``.
 
+    Another layout is none: a synchronous step does not depend on it but by rounding.
+
     Raises:
         CheckpointError: naming every option that differs, with both values.
     """
-    was, now = (_flat(description) for description in (checkpoint.description, describe(config, layout)))
-    options = {name.removeprefix("config."): name for name in (*now, *was)}
+    was = _flat(checkpoint.description["config"]) | {_SAMPLES: checkpoint.description["global_batch"]}
+    now = _flat({section: _as_json(asdict(getattr(config, section))) for section in SECTIONS})
+    now[_SAMPLES] = layout.global_batch
+    asynchronous = layout.schedule.is_asynchronous or checkpoint.description["asynchronous"]
+    free = _FREE_SECTIONS if asynchronous else _FREE_SECTIONS | _LAYOUT
     different = [
-        f"{option} was {was.get(name, 'not there')!r}, is {now.get(name, 'not there')!r}"
-        for option, name in options.items()
-        if was.get(name) != now.get(name) and option not in _FREE and option.split(".")[0] not in _FREE_SECTIONS
+        f"{option} was {was.get(option, 'not there')!r}, is {now.get(option, 'not there')!r}"
+        for option in dict.fromkeys((*now, *was))
+        if was.get(option) != now.get(option) and option not in _FREE and option.split(".")[0] not in free
     ]
     if different:
         raise CheckpointError(
@@ -70,55 +81,70 @@ def require_same(checkpoint: Checkpoint, config: TrainConfig, layout: Layout) ->
         )
 
 
-def owned_state(pipe: Pipeline, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the tensors that this rank saves."""
-    groups, placement = pipe.groups, pipe.schedule.placement
-    state: dict[str, Tensor] = {}
-    for name, parameter in pipe.optimizer_parameters():
-        stage = pipe.layer_to_stage[int(name.split(".")[0])]
-        holders = placement.ranks_of(stage)
-        # The stages take turns, so that Chimera's two replicas share the writing.
-        if groups.data_rank == 0 and groups.pipeline_rank == holders[stage % len(holders)]:
-            state[f"{_MODEL}.{name}"] = parameter.detach()
-            for key, value in optimizer.state[parameter].items():
-                if isinstance(value, Tensor):
-                    state[f"{_OPTIMIZER}.{key}.{name}"] = value
+def owned_state(pipe: Pipeline, updating: Updating) -> dict[str, Tensor]:
+    """Return the tensors that this rank saves; a collective."""
+    state = {f"{_MODEL}.{name}": tensor for name, tensor in pipe.collected(lambda portion: portion).items()}
+    # Before the first update there are none.
+    for moment in updating.moments if updating.progress.updates else ():
+        of_portion = partial(_moment_of, updating, moment)
+        state |= {f"{_OPTIMIZER}.{moment}.{name}": tensor for name, tensor in pipe.collected(of_portion).items()}
     return state
 
 
-def restore(pipe: Pipeline, optimizer: Optimizer, checkpoint: Checkpoint) -> None:
+def restore(pipe: Pipeline, updating: Updating, checkpoint: Checkpoint) -> None:
     """Put the state of ``checkpoint`` into the pipeline and the optimizer.
 
     Raises:
-        CheckpointError: a parameter is missing or of another shape.
+        CheckpointError: a parameter or a moment is missing or of another shape.
     """
-    parameters = dict(pipe.optimizer_parameters())
-    tensors = load_tensors(checkpoint.path, lambda name: _parameter_of(name) in parameters)
-    for name, parameter in parameters.items():
-        stored = tensors.get(f"{_MODEL}.{name}")
-        if stored is None or stored.shape != parameter.shape:
-            got = "is missing" if stored is None else f"has the shape {list(stored.shape)}"
-            raise CheckpointError(
-                f"{checkpoint.path}: {name} {got}; needed: {list(parameter.shape)}; it was saved by another model"
-            )
+    progress = checkpoint.description["progress"]
+    updating.progress = Progress(int(progress["updates"]), LossScale(**progress["loss_scale"]))
+    portions = pipe.portions()
+    names = {portion.name for portion in portions}
+    tensors = load_tensors(checkpoint.path, lambda name: _parameter_of(name) in names)
+    for portion in portions:
         with torch.no_grad():
-            parameter.copy_(stored)
-    _restore_optimizer(optimizer, parameters, tensors)
+            portion.parameter.copy_(_part(tensors, f"{_MODEL}.{portion.name}", portion, checkpoint))
+    _restore_optimizers(updating, portions, tensors, checkpoint)
     pipe.publish_weights()
     pipe.step_number = checkpoint.step
 
 
-def _restore_optimizer(
-    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
+def _restore_optimizers(
+    updating: Updating, portions: Sequence[Portion], tensors: Mapping[str, Tensor], checkpoint: Checkpoint
 ) -> None:
-    of_parameter: dict[int, dict[str, Tensor]] = {id(parameter): {} for parameter in parameters.values()}
-    for name, tensor in tensors.items():
-        kind, _, rest = name.partition(".")
-        if kind == _OPTIMIZER:
-            of_parameter[id(parameters[_parameter_of(name)])][rest.partition(".")[0]] = tensor
-    ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state = {number: of_parameter[id(parameter)] for number, parameter in enumerate(ordered)}
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    updates = updating.progress.updates
+    if not updates:
+        return
+    of_parameter: dict[int, dict[str, Tensor]] = {}
+    for portion in portions:
+        moments = {
+            moment: _part(tensors, f"{_OPTIMIZER}.{moment}.{portion.name}", portion, checkpoint).clone()
+            for moment in updating.moments
+            if portion.parameter.requires_grad
+        }
+        of_parameter[id(portion.parameter)] = moments | {"step": torch.tensor(float(updates))}
+    for optimizer in updating.optimizers:
+        ordered = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        state = {number: of_parameter[id(parameter)] for number, parameter in enumerate(ordered)}
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _moment_of(updating: Updating, moment: str, portion: nn.Parameter) -> Tensor | None:
+    """Return a moment of a portion, None where it does not train."""
+    known = (optimizer.state[portion] for optimizer in updating.optimizers if portion in optimizer.state)
+    return next((state[moment] for state in known), None)
+
+
+def _part(tensors: Mapping[str, Tensor], name: str, portion: Portion, checkpoint: Checkpoint) -> Tensor:
+    """Return what a portion has of a stored tensor."""
+    stored = tensors.get(name)
+    if stored is None or stored.shape != portion.shape:
+        got = "is missing" if stored is None else f"has the shape {list(stored.shape)}"
+        raise CheckpointError(
+            f"{checkpoint.path}: {name} {got}; needed: {list(portion.shape)}; it was saved by another model"
+        )
+    return portion.of(stored)
 
 
 def _parameter_of(name: str) -> str:

@@ -197,6 +197,14 @@ def test_compare_counts_the_bytes_that_a_costs_file_knows(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)[0]["bytes_per_rank"] is None
 
 
+def test_check_says_what_holds_of_updates(capsys):
+    """The updates of an asynchronous schedule and the versions of its weights are among what is proved."""
+    assert main(["schedule", "check", "pipedream-2bw", "--ranks", "4", "--microbatches", "12"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "updates 3 of every stage, each micro-batch's gradients in the same one on all of them" in said
+    assert "(no limit given), and 2 versions of a stage's weights" in said
+
+
 def test_compare_counts_versions_of_the_weights(capsys):
     """An asynchronous schedule is said to be one, and each version of its weights counts as a copy."""
     words = ["pipedream", "pipedream-2bw", "zb-v", "--ranks", "4", "--microbatches", "8", "--updates", "2", "--json"]

@@ -62,6 +62,9 @@ def test_pairs_have_two_makespans(capsys):
     assert main(["simulate", "dualpipe", *sizes, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["makespan"], document["makespan_pairs_apart"]) == (66.0, 63.0)
+    assert main(["simulate", "dualpipe", *sizes, "--overlap", "3.5", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["makespan"], document["makespan_pairs_apart"]) == (73.0, 63.0)
     assert main(["simulate", "1f1b", *SIZES, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["makespan_pairs_apart"] is None
 

@@ -230,7 +230,7 @@ def test_a_stalled_rank_ends_the_run(folder):
         assert time.monotonic() - began < 3 + END_AFTER_TIME_OUT_S
         assert process.returncode == 1
         # In a step the runtime says it, between steps (in a save, say) the launcher.
-        assert re.match(r"error: (rank 0 gave up: |summing over ranks 0, 1 failed: )", err)
+        assert re.match(r"error: (rank 0 gave up: |(summing over|gathering from) ranks 0, 1 failed: )", err)
         assert re.search(r"what every rank was doing:(\n  rank \d: .+){2}", err)
         assert all_ended(ranks, 10.0)
 

@@ -12,6 +12,7 @@ from chimera.data import (
     TokenizedDocuments,
     Vocabulary,
     evaluation_microbatches,
+    token_counts,
     unigram_cross_entropy,
     unigram_entropy,
 )
@@ -22,6 +23,10 @@ VOCABULARY = Vocabulary(20, 0, 1, 2, 3, 4, (0, 1, 2, 3, 4))
 
 def documents_of(*documents):
     return TokenizedDocuments.from_ids(documents, vocab_size=VOCABULARY.size)
+
+
+def counts_of(*documents):
+    return token_counts(documents_of(*documents), VOCABULARY)
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +82,13 @@ def test_places_that_do_not_exist_are_refused(samples):
 
 def test_unigram_entropy_is_that_of_the_ordinary_tokens():
     """Unknown words count for nothing; four equally frequent words have ln 4, shares 1/2, 1/4, 1/4 have 1.5 ln 2."""
-    assert unigram_entropy(documents_of([[5, 6, 1], [7, 8, 1]]), VOCABULARY) == pytest.approx(math.log(4))
-    assert unigram_entropy(documents_of([[5, 5], [7, 8]]), VOCABULARY) == pytest.approx(1.5 * math.log(2))
-    assert unigram_entropy(documents_of([[5, 5]]), VOCABULARY) == 0
+    assert unigram_entropy(counts_of([[5, 6, 1], [7, 8, 1]])) == pytest.approx(math.log(4))
+    assert unigram_entropy(counts_of([[5, 5], [7, 8]])) == pytest.approx(1.5 * math.log(2))
+    assert unigram_entropy(counts_of([[5, 5]])) == 0
 
 
 def test_heldout_cross_entropy_is_that_of_smoothed_training_shares():
     """Fifteen ordinary words and three counted tokens: the shares are 3/18, 2/18, and 1/18 for an unseen word."""
-    train, heldout = documents_of([[5, 5, 6]]), documents_of([[5, 7, 1]])
+    train, heldout = counts_of([[5, 5, 6]]), counts_of([[5, 7, 1]])
     expected = -(math.log(3 / 18) + math.log(1 / 18)) / 2
     assert unigram_cross_entropy(train, heldout, VOCABULARY) == pytest.approx(expected)

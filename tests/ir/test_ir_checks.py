@@ -1,5 +1,7 @@
 """The proof of compute-only schedules, its findings compared as whole values."""
 
+from dataclasses import replace
+
 import pytest
 
 from chimera.errors import ScheduleError
@@ -173,12 +175,15 @@ def test_the_message_lists_ten_and_counts_the_rest():
         (["0F0 0B0 0REDUCE_GRAD 0REDUCE_GRAD", "1F0 1B0 1REDUCE_GRAD"], [(0, 3, "0REDUCE_GRAD", "reductions")]),
         (["0F0 0REDUCE_GRAD 0B0", "1F0 1B0 1REDUCE_GRAD"], [(0, 1, "0REDUCE_GRAD", "reductions")]),
         (["0F0 0I0 0REDUCE_GRAD 0W0", "1F0 1B0 1REDUCE_GRAD"], [(0, 2, "0REDUCE_GRAD", "reductions")]),
-        (["0F0 0B0 0REDUCE_GRAD", "1F0 1B0 1REDUCE_GRAD 1REDUCE_GRAD 1STEP"], []),
+        (["0F0 0B0 0REDUCE_GRAD 0STEP 0F1 0B1 0REDUCE_GRAD 0STEP"], []),
+        (["0F0 0B0 0STEP 0F1 0B1 0REDUCE_GRAD 0STEP"], [(0, 2, "0REDUCE_GRAD", "reductions")]),
+        (["0F0 0B0 0F1 0REDUCE_GRAD 0B1 0STEP"], [(0, 3, "0REDUCE_GRAD", "reductions")]),
+        (["0F0 0B0 0REDUCE_GRAD 0STEP 0REDUCE_GRAD"], [(0, 4, "0REDUCE_GRAD", "reductions")]),
     ],
 )
 def test_reductions_come_once_per_replica_behind_its_last_gradient(rows, expected):
-    """Missing, repeated and early reductions are named; asynchronous schedules may repeat them."""
-    assert found(rows) == expected
+    """Missing, repeated and early reductions are named, in an asynchronous schedule for each update."""
+    assert found(rows, [list(range(len(rows)))]) == expected
 
 
 def test_two_shared_reductions_start_in_one_order():
@@ -197,9 +202,34 @@ def test_two_shared_reductions_start_in_one_order():
 
 
 def test_a_replica_that_reduces_less_often_than_another_is_named():
-    """In asynchronous schedules the replicas of a stage start equally many reductions."""
-    rows = ["0F0 1F1 1B1 0B0 0REDUCE_GRAD 0STEP 1REDUCE_GRAD", "0F1 1F0 1B0 0B1 1REDUCE_GRAD"]
-    assert found(rows, CROSSED, [0, 1]) == [(1, 5, "0REDUCE_GRAD", "reductions")]
+    """In asynchronous schedules every replica of a stage is reduced before each update, in the order of the others."""
+    rows = ["0F0 1F1 1B1 0B0 0REDUCE_GRAD 0STEP 1REDUCE_GRAD 1STEP", "0F1 1F0 1B0 0B1 1REDUCE_GRAD 1STEP 0STEP"]
+    assert found(rows, CROSSED, [0, 1]) == [(1, 6, "0REDUCE_GRAD", "reductions")]
+    rows[1] = "0F1 1F0 1B0 0B1 1REDUCE_GRAD 1STEP 0REDUCE_GRAD 0STEP"
+    assert found(rows, CROSSED, [0, 1]) == [(1, 4, "1REDUCE_GRAD", "reductions")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "versions", "expected"),
+    [
+        (["0F0 0F1 0B0 0STEP 0B1 0STEP", "1F0 1B0 1STEP 1F1 1B1 1STEP"], None, []),
+        (["0F0 0F1 0B0 0STEP 0B1 0STEP", "1F0 1B0 1STEP 1F1 1B1 1STEP"], [0, 0], []),
+        (["0F0 0F1 0B0 0STEP 0B1 0STEP", "1F0 1B0 1STEP 1F1 1B1 1STEP"], [0, 1], [(0, 1, "0F1", "updates")]),
+        (["0F0 0B0 0F1 0B1"], [0, 1], [(0, 2, "0F1", "updates")]),
+        (["0F0 0F1 0B0 0B1 0STEP", "1F0 1B0 1STEP 1F1 1B1"], None, [(1, 4, "1B1", "updates")]),
+        (["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1 1STEP"], None, [(0, 4, "0STEP", "updates")]),
+        (["0F0 0F1 0B0 0STEP 0B1 0STEP", "1F0 1F1 1B0 1B1 1STEP 1STEP"], None, [(0, 4, "0B1", "updates")]),
+        (["0F0 0I0 0STEP 0W0 0STEP"], None, [(0, 3, "0W0", "updates")]),
+        (["0F0 0F1 0B0 0STEP 0B1"], None, [(0, 4, "0B1", "updates")]),
+        (["0F0 0STEP 0B0 0STEP"], None, [(0, 1, "0STEP", "updates")]),
+    ],
+)
+def test_updates_are_the_same_on_every_stage_and_use_every_gradient(rows, versions, expected):
+    """Gradients without an update, in different ones, updates without gradients, weights not there yet are named."""
+    schedule = Schedule.from_text(rows, routes=[list(range(len(rows)))])
+    schedule = replace(schedule, microbatch_to_version=None if versions is None else tuple(versions))
+    named = [(v.rank, v.position, v.action, v.rule) for v in violations(schedule)]
+    assert named == expected
 
 
 def test_activations_over_the_limit_are_named_where_they_go_over():

@@ -12,6 +12,7 @@ from chimera.ir.action import Kind
 from chimera.ir.costs import MODEL_UNIT, SECOND, Costs, PairTime, StageCosts
 from chimera.ir.costs_file import read_costs, write_costs
 from chimera.ir.schedule import Schedule
+from chimera.simulate import simulate
 
 LOOPED = Schedule.from_text(["0F0 2F0 2B0 0B0", "1F0 3F0 3B0 1B0"], routes=[[0, 1, 0, 1]])
 FULL = StageCosts(
@@ -26,6 +27,7 @@ FULL = StageCosts(
     latency_s=1e-5,
     bandwidth_bytes_per_s=32.0,
     reduce_s=[0.25, 0.5],
+    held_for_weight_grad=[0.5, 1.0],
     overlap_s=(PairTime(0, 1, Kind.B, 4.5),),
 )
 
@@ -48,6 +50,16 @@ def test_a_stage_costs_its_share_of_the_model():
         "STEP": [0.0] * 4,
     }
     assert resolved.activations.tolist() == [0.5] * 4
+
+
+def test_a_pair_costs_its_share_where_it_has_a_time():
+    """Each F with a B takes ``overlap`` times the stage's share of the model; an F with an I, and no time, the sum."""
+    schedule = Schedule.from_text(
+        ["0F0 1F0 (0F1;1B0)OVERLAP_F_B (1F1;0I0)OVERLAP_F_B 0W0 1B1 0B1"], routes=[[0, 0]], name="pairs"
+    )
+    assert Costs(forward=1, backward=2, overlap=2.5).resolve(schedule).pair == {(0, 1, Kind.B): 1.25}
+    assert Costs(forward=1, backward=2).resolve(schedule).pair == {}
+    assert simulate(schedule, Costs(forward=1, backward=2, overlap=2.5)).makespan == 0.5 * (2 + 2.5 + 2 + 1 + 4)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +101,7 @@ def test_stage_costs_resolve_to_seconds_and_bytes():
         ({"forward": -1.0}, "--forward -1.0: needed: a finite number that is not negative"),
         ({"backward": math.nan}, "--backward nan: needed"),
         ({"p2p": math.inf}, "--p2p inf: needed"),
+        ({"overlap": -0.5}, "--overlap -0.5: needed"),
         ({"reduce": -0.5}, "--reduce-time -0.5: needed"),
         ({"bandwidth": 0.0}, "--bandwidth 0.0: needed: more than 0"),
         ({"forward": 10**400}, "--forward 1000"),

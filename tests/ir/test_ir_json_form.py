@@ -1,6 +1,7 @@
 """The JSON form: what is written, what comes back, and what a hostile file gets."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -208,3 +209,18 @@ def test_any_replaced_value_is_read_or_refused_by_name(data):
     except FormatError:
         return
     assert from_json(to_json(schedule)) == schedule
+
+
+def test_versions_of_the_weights_are_read_back():
+    """They stand in the file where the schedule has them, one for each micro-batch."""
+    rows = ["0F0 0B0 0STEP 0F1 0B1 0STEP"]
+    schedule = replace(Schedule.from_text(rows, routes=[[0]]), microbatch_to_version=(0, 1))
+    data = json.loads(to_json(schedule))
+    assert data["microbatch_to_version"] == [0, 1]
+    assert from_json(to_json(schedule)) == schedule
+    for versions, message in (
+        ([0], '"microbatch_to_version" has 1 entries'),
+        ([0, -1], "version of micro-batch 1 is -1"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            from_json(json.dumps({**data, "microbatch_to_version": versions}))

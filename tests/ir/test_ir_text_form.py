@@ -84,3 +84,15 @@ def test_any_text_is_read_or_refused_by_name(text):
     except FormatError:
         return
     assert from_text(to_text(schedule)) == schedule
+
+
+def test_versions_of_the_weights_are_read_back():
+    """What an asynchronous schedule says of its micro-batches' weights stands in the head; a wrong number is named."""
+    text = 'name: "own"\nroutes: 0\nmicrobatches: 0 0\nversions: 0 1\n0F0 0B0 0STEP 0F1 0B1 0STEP\n'
+    schedule = from_text(text)
+    assert schedule.microbatch_to_version == (0, 1)
+    assert to_text(schedule) == text
+    with pytest.raises(FormatError, match="versions: has 1 numbers for 2 micro-batches; give as many"):
+        from_text(text.replace("versions: 0 1", "versions: 0"))
+    with pytest.raises(FormatError, match="versions: is given without routes:"):
+        from_text("versions: 0\n0F0 0B0 0STEP")

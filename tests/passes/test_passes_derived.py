@@ -23,7 +23,7 @@ def test_lowering_places_reductions_and_messages():
 
 def test_lowering_keeps_what_is_there():
     """Own reductions, own messages and steps stay; a lowered schedule comes back as it is."""
-    own = Schedule.from_text(["0F0 0B0 0REDUCE_GRAD 0F1 0B1 0REDUCE_GRAD 0STEP"], routes=[[0]])
+    own = Schedule.from_text(["0F0 0B0 0REDUCE_GRAD 0STEP 0F1 0B1 0REDUCE_GRAD 0STEP"], routes=[[0]])
     assert lower(own) == own
     lowered = lower(STRAIGHT)
     assert lower(lowered) is lowered

@@ -108,9 +108,19 @@ def test_a_pair_and_a_split_backward_end_where_they_end():
     ]
 
 
+@pytest.mark.parametrize("mode", ["end", "eager", "eager-opt"])
+def test_an_asynchronous_schedule_reduces_before_every_update(mode):
+    """Each STEP gets the reduction of its stage directly before it."""
+    rows = ["0F0 0F1 0B0 0STEP 0B1 0STEP", "1F0 1B0 1STEP 1F1 1B1 1STEP"]
+    assert place_reductions(Schedule.from_text(rows, routes=[[0, 1]]), mode).to_text() == [
+        "0F0 0F1 0B0 0REDUCE_GRAD 0STEP 0B1 0REDUCE_GRAD 0STEP",
+        "1F0 1B0 1REDUCE_GRAD 1STEP 1F1 1B1 1REDUCE_GRAD 1STEP",
+    ]
+
+
 def test_wrong_requests_are_refused():
-    """An unknown mode is met with the nearest, reductions and steps that are there are not placed twice."""
+    """An unknown mode is met with the nearest, reductions that are there are not placed twice."""
     with pytest.raises(UsageError, match=r"got mode 'eager_opt' \(did you mean 'eager-opt' or 'eager'\?\)"):
         place_reductions(CHIMERA, "eager_opt")
-    with pytest.raises(ScheduleError, match="places its reductions or optimizer steps itself"):
+    with pytest.raises(ScheduleError, match="places its reductions itself"):
         place_reductions(place_reductions(CHIMERA, "end"), "end")

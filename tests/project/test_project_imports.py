@@ -32,7 +32,8 @@ FLOORS = {
     "__main__": 8,
 }
 SEEN_BY_COMMANDS = {"plot", "view"}  # on the commands' own floor, called by them
-LAZY = {"numba", "ortools", "matplotlib", "mpl_toolkits", "rich"}  # may be imported where they are used
+OPTIONAL = {"ortools", "datasets", "pyarrow", "sentencex", "streaming", "zstandard"}  # of extras
+LAZY = {"numba", "matplotlib", "mpl_toolkits", "rich"} | OPTIONAL  # may be imported where they are used
 TORCH_FREE_UP_TO = 3
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -93,9 +94,12 @@ def test_imports_stand_at_the_top(path):
 
 
 def stands_for_a_heavy_package(name):
-    """Return whether a module of ours imports a heavy package at its top, and so has to be imported late itself."""
+    """Return whether a module of ours brings in a heavy package at its top, and so has to be imported late itself."""
     path = PACKAGE.parent.joinpath(*name.split(".")).with_suffix(".py")
-    return path.exists() and any(not inside and other.split(".")[0] in LAZY for other, inside in imports(path))
+    return path.exists() and any(
+        not inside and (other.split(".")[0] in LAZY or stands_for_a_heavy_package(other))
+        for other, inside in imports(path)
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from chimera.cli.main import main
 from chimera.schedules import SCHEDULES
+from chimera.schedules.building import as_option
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -49,7 +50,12 @@ def test_the_table_is_the_registrys():
     """The README's table has a row per schedule of the registry, with the registry's words."""
     rows = re.findall(r"^\| `(.+?)` \| (.+?) \| (.+?) \| (.+?) \|$", README, flags=re.MULTILINE)
     assert rows == [
-        (name, family.summary, family.requires, ", ".join(f"`--{option}`" for option in family.options) or "none")
+        (
+            name,
+            family.summary,
+            family.requires,
+            ", ".join(f"`{as_option(option)}`" for option in family.options) or "none",
+        )
         for name, family in SCHEDULES.items()
     ]
 

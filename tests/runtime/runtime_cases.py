@@ -81,6 +81,12 @@ TEXTS = {
         0F0 0F1 (0F2;0B0)OVERLAP_F_B (0F3;0B1)OVERLAP_F_B 0B2 0B3
         1F0 (1F1;1B0)OVERLAP_F_B (1F2;1B1)OVERLAP_F_B (1F3;1B2)OVERLAP_F_B 1B3
     """,
+    # Pairs of two stages of a V, with B and with I, beside single ones.
+    "text-pairs-split": """
+        routes: 0 1 1 0
+        0F0 0F1 3F0 (0F2;3I0)OVERLAP_F_B 3W0 3F1 3B1 3F2 (0F3;3B2)OVERLAP_F_B 0I0 0W0 0B1 0B2 3F3 3I3 3W3 0B3
+        1F0 2F0 1F1 2F1 2B0 (1F2;2B1)OVERLAP_F_B 1B0 (2F2;1I1)OVERLAP_F_B 1W1 2B2 1B2 1F3 2F3 2I3 1B3 2W3
+    """,
 }
 
 
@@ -93,7 +99,7 @@ def make_schedule(name, ranks, microbatches):
     """Build a schedule from a name such as ``1f1b``, ``chimera-2-halve`` (pairs, unit) or ``text-v``."""
     if name in TEXTS:
         return from_text(TEXTS[name], name)
-    if name.startswith("chimera-"):
+    if name.startswith("chimera-") and name != "chimera-zb":
         _, pairs, unit = name.split("-")
         return build_schedule("chimera", ranks=ranks, microbatches=microbatches, pairs=int(pairs), unit=unit)
     chunks = {"chunks": 2} if name == "interleaved" else {}
@@ -126,6 +132,38 @@ class Mix(nn.Module):
     def forward(self, hidden, index, gate):
         mixed = functional.dropout(torch.tanh(self.linear(hidden)), 0.2, self.training) + self.table(index) * gate
         return mixed, (index + 1) % 4, torch.sigmoid(hidden[..., 1:2] + gate)
+
+
+class PairedMix(Mix):
+    """A ``Mix`` whose class runs a forward and a backward together: half the one within the middle of the other.
+
+    ``together`` counts how often it has, in this process.
+    """
+
+    together = 0
+
+    def forward(self, hidden, index, gate):
+        return self.second(self.linear(hidden), hidden, index, gate)
+
+    def second(self, inner, hidden, index, gate):
+        mixed = functional.dropout(torch.tanh(inner), 0.2, self.training) + self.table(index) * gate
+        mixed.inner = inner
+        return mixed, (index + 1) % 4, torch.sigmoid(hidden[..., 1:2] + gate)
+
+    @classmethod
+    def overlapped_forward_backward(cls, forward, backward):
+        cls.together += 1
+        graph, given = torch.is_grad_enabled(), []
+        inner = forward.layer.linear(forward.inputs[0])
+
+        def in_the_middle(gradient):
+            with torch.set_grad_enabled(graph):
+                given.append(forward.layer.second(inner, *forward.inputs))
+
+        hook = backward.outputs[0].inner.register_hook(in_the_middle)
+        backward.run()
+        hook.remove()
+        return given.pop()
 
 
 class Rotate(nn.Module):
@@ -225,6 +263,8 @@ def make_layers(model, dtype=torch.float64):
             layers = [nn.Sequential(*step) for step in steps[:-1]] + [steps[-1][0]]
         elif model == "tuple":
             layers = [Split(), Mix(), Mix(), Rotate(), *(Mix() for _ in range(4)), Join()]
+        elif model == "paired":
+            layers = [Split(), PairedMix(), PairedMix(), Rotate(), *(PairedMix() for _ in range(4)), Join()]
         else:
             layers = bert_layers(bert_config())
     assert len(layers) == NUM_LAYERS
@@ -234,7 +274,7 @@ def make_layers(model, dtype=torch.float64):
 def make_loss(model, parallel=ALONE):
     if model in CUT_MODELS:
         return (BertPretrainingLoss if model == "bert-cut" else LanguageModelLoss)(Vocabulary(CUT_WORDS, parallel))
-    return {"mlp": functional.mse_loss, "tuple": tuple_loss, "bert": BertPretrainingLoss()}[model]
+    return {"mlp": functional.mse_loss, "tuple": tuple_loss, "paired": tuple_loss, "bert": BertPretrainingLoss()}[model]
 
 
 # Micro-batches: every one has other values, lengths and numbers of labels.
@@ -253,7 +293,7 @@ def microbatch(model, step, index, dtype=torch.float64):
     samples, length = 1 + (step + index) % 2, 4 + 3 * (index % 2)
     if model == "mlp":
         return normal(samples, 5), normal(samples, 3)
-    if model == "tuple":
+    if model in {"tuple", "paired"}:
         labels = integers(4, samples, length)
         # Every third micro-batch has no label at all.
         labels[torch.rand(labels.shape, generator=generator) < (0.5, 1.1, 0.2)[index % 3]] = IGNORED
@@ -321,6 +361,13 @@ def hashable(array):
     return array.shape, array.dtype.str, array.tobytes()
 
 
+def reduced_gradients(pipe, *, shard):
+    """Copy the whole gradients of this rank's parameters; sharded, each is brought together on one rank."""
+    if shard:
+        return snapshot(pipe.collected(lambda portion: portion.grad))
+    return snapshot(wholes(pipe, {name: parameter.grad for name, parameter in pipe.named_parameters()}))
+
+
 def wholes(pipe, tensors):
     """Return named tensors whole, joined from the parts of the ranks that share their layers; a collective of those."""
     tensor, found = pipe.groups.tensor, {}
@@ -350,7 +397,7 @@ def train(group, case, steps):
         recompute=case["recompute"].partition("-")[0],
         recompute_layers=int(case["recompute"].partition("-")[2] or 1),
         reduce=case["reduce"],
-        shard_optimizer=case["shard"],
+        shard_optimizer=case.get("shard", False),
         bucket_bytes=BUCKET_BYTES,
         seed=SEED,
         backend=case.get("backend"),
@@ -363,9 +410,7 @@ def train(group, case, steps):
         inputs, targets = microbatches(case["model"], step, range(data_rank * m, (data_rank + 1) * m), dtype)
         loss = pipe.step(inputs, targets)
         norm = pipe.gradient_norm()
-        # Sharded, no rank has a gradient as a whole; each is brought together on one.
-        collected = pipe.collected(lambda portion: portion.grad) if case["shard"] else None
-        gradients = snapshot(collected or wholes(pipe, {name: p.grad for name, p in pipe.named_parameters()}))
+        gradients = reduced_gradients(pipe, shard=case.get("shard", False))
         optimizer.step()
         pipe.publish_weights()
         weights = snapshot(wholes(pipe, dict(pipe.named_parameters())))

@@ -21,23 +21,16 @@ from runtime_pairwise import (
 STEPS = 10
 TOLERANCE = 1e-9
 EIGHT_RANKS = {"schedule": "chimera-1-concatenate", "p": 8, "d": 1, "m": "p", "model": "bert", "reduce": "eager-opt"}
+EIGHT_RANKS["shard"] = True
 LARGER_CASES = [
-    {**EIGHT_RANKS, "recompute": "none", "shard": True},
+    {**EIGHT_RANKS, "recompute": "none"},
     {**EIGHT_RANKS, "schedule": "chimera-2-halve", "recompute": "full", "shard": False},
     {**EIGHT_RANKS, "schedule": "1f1b", "m": "2p+1", "recompute": "none", "shard": False},
 ]
 # DualPipe wants an even number of at least 2p micro-batches, which no other case has.
 DUALPIPE_CASES = [
-    {
-        **EIGHT_RANKS,
-        "schedule": "dualpipe",
-        "p": p,
-        "m": "2p",
-        "model": model,
-        "recompute": "full" if model == "mlp" else "none",
-        "shard": True,
-    }
-    for p, model in ((2, "mlp"), (4, "bert"))
+    {**EIGHT_RANKS, "schedule": "dualpipe", "p": p, "m": "2p", "model": model, "recompute": recompute}
+    for p, model, recompute in ((2, "mlp", "full"), (4, "bert", "none"))
 ]
 
 # The ranks of one host share memory, so messages go over gloo only where it is asked for.

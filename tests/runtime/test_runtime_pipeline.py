@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from chimera.ir.action import Kind, flatten
+from chimera.ir.memory import peak_activations
 from chimera.ir.timeline import Lane
 from chimera.models.bert import bert_layers
 from chimera.runtime.pipeline import Pipeline
@@ -384,12 +385,13 @@ def test_the_callers_random_stream_is_left_alone(ranks):
     assert ranks.run(2, caller_stream) == [True, True]
 
 
-def train_with_zero_grad(group, zero_grad):
-    pipe = pipeline(group, make_layers("bert"), make_loss("bert"), make_schedule("chimera-1-concatenate", 2, 2))
+def train_with_zero_grad(group, zero_grad, options):
+    layers = make_layers("bert", torch.float32)
+    pipe = pipeline(group, layers, make_loss("bert"), make_schedule("chimera-1-concatenate", 2, 2), **options)
     optimizer = torch.optim.AdamW([p for _, p in pipe.optimizer_parameters()], **runtime_cases.ADAMW)
     losses = []
     for step in range(3):
-        losses.append(pipe.step(*microbatches("bert", step, range(2))).item())
+        losses.append(pipe.step(*microbatches("bert", step, range(2), torch.float32)).item())
         optimizer.step()
         if zero_grad:
             optimizer.zero_grad(set_to_none=zero_grad == "none")
@@ -397,11 +399,13 @@ def train_with_zero_grad(group, zero_grad):
     return losses, [hashable(a) for a in snapshot(dict(pipe.named_parameters())).values()]
 
 
-def test_zero_grad_is_harmless(ranks):
-    """The usual ``zero_grad`` of a training loop, in either form, changes nothing."""
-    plain = ranks.run(2, train_with_zero_grad, "")
-    assert ranks.run(2, train_with_zero_grad, "none") == plain
-    assert ranks.run(2, train_with_zero_grad, "zero") == plain
+@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"shard_optimizer": True}], ids=str)
+def test_zero_grad_is_harmless(ranks, options):
+    """The usual ``zero_grad`` of a training loop, in either form, changes nothing, and updates need no more than it."""
+    plain = ranks.run(2, train_with_zero_grad, "", options)
+    assert len(set(plain[0][0])) == 3
+    assert ranks.run(2, train_with_zero_grad, "none", options) == plain
+    assert ranks.run(2, train_with_zero_grad, "zero", options) == plain
 
 
 def step_in_order(group, order, schedule):
@@ -477,7 +481,8 @@ def measured(group, schedule, p, *, evaluation):
         for span in timeline.spans(rank)
     ]
     programs = [[str(action) for action in flatten(program)] for program in pipe.schedule.actions]
-    return spans, timeline.unit, timeline.makespan, timeline.bubble_fraction, programs
+    held = timeline.peak_activations, peak_activations(pipe.schedule)
+    return spans, timeline.unit, timeline.makespan, timeline.bubble_fraction, programs, held
 
 
 @pytest.mark.parametrize(
@@ -485,10 +490,11 @@ def measured(group, schedule, p, *, evaluation):
     [("1f1b", 1, 1), ("1f1b", 4, 1), ("chimera-1-concatenate", 2, 2), ("interleaved", 2, 1), ("text-pairs", 2, 1)],
 )
 def test_the_timeline_covers_every_action(ranks, schedule, p, d):
-    """Each computation and each send has one span, each receive one wait; they are in order and within the step."""
+    """Each computation and send has one span, each receive one wait; they are in order, and hold what is held."""
     results = ranks.run(p * d, measured, schedule, p, evaluation=False)
-    spans, unit, makespan, bubble, programs = results[0]
+    spans, unit, makespan, bubble, programs, (held, expected) = results[0]
     assert unit == "s"
+    assert held == expected
     assert 0 < makespan < 20
     assert 0 <= bubble < 1
     at = {}
@@ -502,7 +508,7 @@ def test_the_timeline_covers_every_action(ranks, schedule, p, d):
         starts = [start for start, _ in compute.values()]
         assert starts == sorted(starts)
         assert set(at.get((rank, "SEND"), {})) == {action for action in program if "SEND" in action}
-        assert len(at.get((rank, "RECEIVE"), {})) == len([action for action in program if "RECV" in action])
+        assert set(at.get((rank, "RECEIVE"), {})) == {action for action in program if "RECV" in action}
         assert set(at[rank, "REDUCE"]) == {action for action in program if "REDUCE" in action}
     # Gradients of micro-batch 0 leave the last stage after its activations left the first.
     every = {action: when for (_, lane), actions in at.items() if lane == "COMPUTE" for action, when in actions.items()}

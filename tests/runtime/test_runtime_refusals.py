@@ -31,14 +31,6 @@ def batch(samples=4, width=2):
 # Schedules
 
 
-def test_steps_inside_a_schedule_are_refused_by_name():
-    """An action of a kind that the runtime does not run is named with its rank and position."""
-    schedule = from_text("routes: 0 1\n0F0 0B0 0STEP\n1F0 1B0 1STEP")
-    match = r"rank 0, position 2: 0STEP is of kind STEP, which this runtime does not run"
-    with pytest.raises(ScheduleError, match=match):
-        Pipeline(layers_of(2), schedule, functional.mse_loss)
-
-
 def test_a_schedule_that_gets_stuck_is_refused_before_it_runs():
     """A hand-written deadlock is reported action by action."""
     schedule = from_text("routes: 0 1\n0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1")

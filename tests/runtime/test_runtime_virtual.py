@@ -1,14 +1,19 @@
 """The virtual device waits what actions cost, and notices messages that are not the right ones."""
 
+import statistics
 import time
 
 import pytest
 import torch
 
 from chimera.errors import RunError
-from chimera.ir.costs import Costs
+from chimera.ir.action import Kind, parse_instruction
+from chimera.ir.costs import Costs, PairTime, StageCosts
+from chimera.ir.schedule import Schedule
+from chimera.ir.timeline import Lane, Timeline
+from chimera.runtime.overlap import LayerBackward, LayerForward
 from chimera.runtime.pipeline import Pipeline
-from chimera.runtime.virtual import VirtualLayer, VirtualLoss, virtual_batch, virtual_layers
+from chimera.runtime.virtual import PairedVirtualLayer, VirtualLayer, VirtualLoss, virtual_batch, virtual_layers
 from chimera.schedules import build_schedule
 from chimera.timeline.costs import stage_costs
 
@@ -44,6 +49,57 @@ def test_a_split_backward_waits_in_both_parts(ranks):
         assert all(seconds >= 0.004 for seconds in kinds["F"])
         assert kinds["I"]
         assert all(seconds >= 0.006 for seconds in kinds["I"] + kinds["W"])
+
+
+PAIRS = Schedule.from_text(
+    ["0F0 1F0 (0F1;1B0)OVERLAP_F_B (1F1;0I0)OVERLAP_F_B (0F2;1B1)OVERLAP_F_B 0W0 0B1 1F2 1B2 0B2"], routes=[[0, 0]]
+)
+
+
+def test_a_pair_takes_its_own_time():
+    """A pair with a time takes it, one without the sum of its two; the costs read off it have the pairs beside."""
+    given = StageCosts(
+        forward_s=[0.002] * 2,
+        backward_s=[0.004] * 2,
+        overlap_s=[PairTime(0, 1, Kind.B, 0.02)],
+        weight_grad_s=[0.003] * 2,
+    )
+    layers = virtual_layers(given.resolve(PAIRS), 3)
+    pipe = Pipeline(layers, PAIRS, VirtualLoss(2))
+    pipe.step(*virtual_batch(3, 64))
+    seconds = {str(span.action): span.end - span.start for span in pipe.timeline().spans(0)}
+    together = [seconds[f"(0F{m};1B{m - 1})OVERLAP_F_B"] for m in (1, 2)]
+    assert min(together) >= 0.02
+    # A forward of 2 ms and an I of 1 ms; the machine may add to it, but not the 17 ms that are between.
+    assert 0.003 <= seconds["(1F1;0I0)OVERLAP_F_B"] < min(together)
+    assert seconds["0W0"] >= 0.003
+    found = stage_costs(pipe.timeline(), num_stages=2)
+    assert [tuple(pair) for pair in found.overlap_s] == [
+        (0, 1, Kind.B, statistics.median(together)),
+        (1, 0, Kind.I, seconds["(1F1;0I0)OVERLAP_F_B"]),
+    ]
+    assert found.forward_s[0] == seconds["0F0"]
+    assert found.backward_s[1] == seconds["1B2"]
+
+
+def test_a_stage_that_ran_in_pairs_alone_is_given_half_of_them():
+    """Where no forward of a stage stands on its own, half its pairs' time is all that is known."""
+    spans = [("0F0", 1), ("(1F0;0B1)OVERLAP_F_B", 6), ("0F1", 3), ("1B0", 4), ("0B0", 9)]
+    timeline = Timeline.from_spans(
+        [(0, Lane.COMPUTE, parse_instruction(text), 10 * n, 10 * n + s) for n, (text, s) in enumerate(spans)],
+        num_ranks=1,
+    )
+    found = stage_costs(timeline, num_stages=2)
+    assert (found.forward_s, found.backward_s) == ([2.0, 3.0], [9.0, 4.0])
+
+
+def test_a_pair_notices_the_gradient_of_another_micro_batch():
+    """What a backward checks, it checks in a pair."""
+    layer = PairedVirtualLayer(0, pair_s={}, forward_s=0, backward_s=0, total=1.0)
+    (first, _), _ = virtual_batch(2, 64)
+    due = LayerBackward(layer, (layer(first),), (torch.full_like(first, 2.0),))
+    with pytest.raises(RunError, match="got the gradient of micro-batch 2 where that of 1 was due"):
+        layer.overlapped_forward_backward(LayerForward(layer, (first,), {}), due)
 
 
 def test_the_loss_notices_another_micro_batch():

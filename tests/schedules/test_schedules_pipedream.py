@@ -57,7 +57,9 @@ def test_pipedream_updates_after_every_backward(ranks):
 @pytest.mark.parametrize(("ranks", "each", "updates"), [(1, 1, 4), (2, 2, 3), (4, 4, 3), (4, 6, 2), (3, 5, 4)])
 def test_two_versions_suffice(ranks, each, updates):
     """A group's first forwards stand after g − 1 updates at least, and no backward of it after more than g."""
-    for program in pipedream_2bw(ranks, each * updates, updates).actions:
+    schedule = pipedream_2bw(ranks, each * updates, updates)
+    assert schedule.microbatch_to_version == tuple(max(0, j // each - 1) for j in range(each * updates))
+    for program in schedule.actions:
         assert [action.kind for action in program].count(Kind.STEP) == updates
         assert program[-1].kind is Kind.STEP
         for j, version in found(program).items():
@@ -69,10 +71,20 @@ def test_two_versions_suffice(ranks, each, updates):
 
 
 def test_versions_of_the_weights():
-    """PipeDream needs p − rank versions, 2BW two where anything is in flight over an update, 1F1B one."""
+    """PipeDream needs p − rank versions, 2BW two, or one if it updates but once, 1F1B one."""
     assert weight_versions(pipedream(4, 12)) == ({0: 4}, {1: 3}, {2: 2}, {3: 1})
-    assert weight_versions(pipedream_2bw(4, 12)) == ({0: 2}, {1: 2}, {2: 2}, {3: 1})
+    assert weight_versions(pipedream_2bw(4, 12)) == ({0: 2}, {1: 2}, {2: 2}, {3: 2})
+    assert weight_versions(pipedream_2bw(4, 12, 1)) == ({0: 1}, {1: 1}, {2: 1}, {3: 1})
     assert weight_versions(one_f_one_b(3, 12)) == ({0: 1}, {1: 1}, {2: 1})
+
+
+@pytest.mark.parametrize("ranks", range(1, 7))
+def test_pipedream_needs_fewer_versions_in_a_short_program(ranks):
+    """The first p − rank micro-batches share a version, so all p − rank differ only from m = 2(p − rank) − 2 on."""
+    for m in range(1, 14):
+        for rank, versions in enumerate(weight_versions(pipedream(ranks, m))):
+            depth = ranks - rank
+            assert versions[rank] == min(depth, max(2, m - depth + 2), m), (rank, m)
 
 
 def test_updates_by_default():

@@ -104,6 +104,6 @@ def test_messages_of_split_backward(name, volume):
 
 def test_documented_example(capsys):
     """The first example of docs/schedules.md prints what its comments say."""
-    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     exec(code, {})  # noqa: S102 - our own documentation
     assert capsys.readouterr().out == "".join(f"{row}\n" for row in re.findall(r"^# (.*)$", code, re.MULTILINE))

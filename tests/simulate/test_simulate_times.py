@@ -300,3 +300,14 @@ def test_a_small_simulation_imports_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[]\n"
+
+
+def test_versions_of_the_weights_are_memory():
+    """A rank holds each stage's weights in as many versions as its updates need, and the gradients once."""
+    costs = StageCosts(
+        forward_s=[1.0] * 3, backward_s=[2.0] * 3, weight_bytes=[10.0, 20.0, 40.0], gradient_bytes=[1.0, 2.0, 4.0]
+    )
+    assert simulate(build_schedule("pipedream", ranks=3, microbatches=8), costs).resident_bytes.tolist() == [31, 42, 44]
+    two = build_schedule("pipedream-2bw", ranks=3, microbatches=9, updates=3)
+    assert simulate(two, costs).resident_bytes.tolist() == [21, 42, 84]
+    assert simulate(build_schedule("1f1b", ranks=3, microbatches=8), costs).resident_bytes.tolist() == [11, 22, 44]

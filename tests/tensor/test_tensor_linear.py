@@ -116,6 +116,30 @@ def test_products_add_to_gradients_of_a_wider_type():
     assert module.weight.grad.tolist() == [[320.0, 320.0], [320.0, 320.0]]
 
 
+def test_a_backward_that_is_not_split_adds_its_products_itself():
+    """With products served, the sums go straight to the fp32 gradient, beside what is there, and not by autograd."""
+    module = Linear(2, 2, bias=False).to(torch.bfloat16)
+    module.weight.grad_dtype = torch.float32
+    total = module.weight.grad = torch.full((2, 2), 256.0)
+    WeightProducts(split=False).serve([module])
+    for _ in range(64):
+        module(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    assert module.weight.grad is total
+    assert total.tolist() == [[320.0, 320.0], [320.0, 320.0]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_products_on_a_device_are_never_rounded_to_the_narrower_type():
+    """256 · 257 products of 1 and 1.0078125 add up in fp32; in bf16 the sum would be off by up to 2⁹."""
+    module = Linear(2, 2, bias=False).to("cuda", torch.bfloat16)
+    module.weight.grad_dtype = torch.float32
+    module.weight.grad = torch.zeros(2, 2, device="cuda")
+    WeightProducts(split=False).serve([module])
+    module(torch.full((256 * 257, 2), 1.0078125, device="cuda", dtype=torch.bfloat16)).sum().backward()
+    assert module.weight.grad.tolist() == [[256 * 257 * 1.0078125] * 2] * 2
+
+
 def test_evaluation_takes_the_ordinary_path():
     """Without gradients nothing is queued, and values are bitwise those of nn.Linear."""
     module, plain = Linear(4, 3), nn.Linear(4, 3)

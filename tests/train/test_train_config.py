@@ -104,7 +104,7 @@ def test_hyphens_stand_for_underscores(tmp_path):
         ("train.steps", "none", r"--train.steps = 'none'; needed: a whole number"),
         ("optimizer.clip_norm", "no", r"--optimizer.clip_norm = 'no'; needed: a number or \"none\""),
         ("optimizer.betas", "0.9", r"--optimizer.betas = 0.9; needed: a list of 2 numbers"),
-        ("train.dtype", "fp16", r"--train.dtype = 'fp16'; needed: \"fp32\" or \"bf16\""),
+        ("train.dtype", "fp64", r"--train.dtype = 'fp64'; needed: \"fp32\" or \"bf16\" or \"fp16\" or \"fp8\""),
         ("metrics.tensorboard", "yes", r"--metrics.tensorboard = 'yes'; needed: true or false"),
         ("train.steps", "0", r"\[train\] steps = 0 must be a whole number of at least 1"),
         ("train.evaluation_samples", "7", r"7 does not divide into whole micro-batches of 2 .*try 6 or 8"),
@@ -178,6 +178,7 @@ def test_sections_are_those_of_the_parts():
         "schedule",
         "parallel",
         "train",
+        "loss_scale",
         "runtime",
         "metrics",
     ]

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from small_runs import small_config
@@ -13,9 +15,11 @@ from chimera.errors import CheckpointError, ConfigError, DataError, NonFiniteErr
 from chimera.ir.action import Kind
 from chimera.ir.timeline import Lane
 from chimera.timeline import read_timeline
-from chimera.train.checkpoint import load_tensors
+from chimera.train.checkpoint import load_tensors, read_checkpoint
 from chimera.train.config_file import load_config
 from chimera.train.events import Saved, Started
+from chimera.train.loss_scale import LossScale, LossScaleOptions
+from chimera.train.lr_schedules import LearningRate, learning_rate_factor
 from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_rows
 
 
@@ -122,17 +126,18 @@ def test_a_finished_run_has_nothing_left(folder, whole):
 
 
 def test_checkpoints_hold_every_parameter_once(whole):
-    """Names are those of the layer list, the tied decoder has one, and each has its two moments and its count."""
+    """Names are those of the layer list, the tied decoder has one, and each has its two moments; the count is noted."""
     tensors = tensors_of(whole[0].checkpoint)
     names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
     assert "0.word.weight" in names
     assert "3.decoder.weight" not in names
     assert {"3.decoder.bias", "1.attention.qkv.weight", "2.feed_forward_norm.bias"} <= names
-    for key in ("exp_avg", "exp_avg_sq", "step"):
+    for key in ("exp_avg", "exp_avg_sq"):
         assert {
             name.removeprefix(f"optimizer.{key}.") for name in tensors if name.startswith(f"optimizer.{key}.")
         } == names
-    assert {float(value) for name, value in tensors.items() if name.startswith("optimizer.step.")} == {6.0}
+    assert len(tensors) == 3 * len(names)
+    assert read_checkpoint(whole[0].checkpoint).description["progress"]["updates"] == 6
 
 
 @pytest.mark.parametrize(
@@ -143,6 +148,12 @@ def test_checkpoints_hold_every_parameter_once(whole):
         {"train__accumulation_runs": 2, "schedule__microbatches": 2},
         {"parallel__data": 2, "schedule__microbatches": 2},
         {"parallel__pipeline": 1, "schedule__name": "gpipe"},
+        # The last stage is on the first rank.
+        {"schedule__name": "zb-v"},
+        {"parallel__data": 2, "schedule__microbatches": 2, "parallel__shard_optimizer": "true"},
+        {"parallel__shard_optimizer": "true", "parallel__bucket_mib": 0.001, "schedule__reduce": "end"},
+        {"parallel__tensor": 2, "schedule__recompute": "selective"},
+        {"parallel__tensor": 2, "parallel__sequence": "true", "schedule__name": "1f1b"},
     ],
     ids=lambda change: " ".join(f"{name}={value}" for name, value in change.items()),
 )
@@ -171,6 +182,72 @@ def test_bf16_keeps_weights_in_fp32(folder, whole):
     for row, expected in zip(losses(folder / "bf16"), losses(folder / "whole"), strict=False):
         assert row[1] == pytest.approx(expected[1], rel=0.02)
         assert row[1] != expected[1]
+
+
+def test_fp16_finds_its_loss_scale(folder, whole):
+    """A scale that overflows halves, in steps that change nothing and count for no rate; losses are near fp32's."""
+    options = {"train__dtype": "fp16", "loss_scale__initial": 2.0**40, "parallel__shard_optimizer": "true"}
+    out = folder / "fp16"
+    result = run_local(small_config(folder, train__steps=30, train__out=out, **options))
+    rows = read_rows(out / "metrics.jsonl")
+    scale, updates, rates = LossScale(2.0**40), 0, {}
+    for row in rows:
+        assert row["loss_scale"] == scale.scale
+        assert rates.setdefault(updates, row["lr"]) == row["lr"]
+        overflow = row["grad_norm"] is None
+        updates += not overflow
+        scale = scale.after(LossScaleOptions(), overflow=overflow)
+    assert all(row["grad_norm"] is None for row in rows[:10])
+    assert 2 < updates < 20
+    assert len(set(rates.values())) == len(rates)
+    # No sample of the first step is trained on, so its loss is the initial one.
+    assert rows[0]["loss"] == pytest.approx(losses(folder / "whole")[0][1], rel=0.02)
+    progress = read_checkpoint(result.checkpoint).description["progress"]
+    assert progress == {"updates": updates, "loss_scale": asdict(scale)}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parallel__data": 2, "schedule__microbatches": 2},
+        {"schedule__name": "1f1b", "parallel__shard_optimizer": "false"},
+        {"parallel__pipeline": 1, "schedule__name": "gpipe"},
+        {"parallel__tensor": 2, "parallel__sequence": "true"},
+    ],
+    ids=lambda change: " ".join(f"{name}={value}" for name, value in change.items()),
+)
+def test_a_sharded_run_goes_on_under_another_layout(folder, whole, change):
+    """What Chimera saved with sharded states is taken up by more replicas, another schedule, or one rank alone."""
+    out = folder / "-".join(["moved", *change])
+    shutil.copytree(sharded(folder), out)
+    options = {"train__out": out, "parallel__shard_optimizer": "true"} | change
+    run_local(small_config(folder, train__steps=4, **options), resume=True)
+    for row, expected in zip(losses(out), losses(folder / "whole"), strict=False):
+        assert row == pytest.approx(expected, rel=2e-4)
+    assert len(losses(out)) == 4
+
+
+def test_a_run_of_shared_layers_goes_on_alone(folder, whole):
+    """What two tensor-parallel ranks saved, divided sequences and sharded states and all, one rank takes up whole."""
+    out = folder / "shared"
+    options = {"parallel__tensor": 2, "parallel__sequence": "true", "parallel__shard_optimizer": "true"}
+    shared = run_local(small_config(folder, train__out=out, train__steps=2, **options))
+    shapes = {name: tensor.shape for name, tensor in tensors_of(shared.checkpoint).items()}
+    assert shapes == {name: tensor.shape for name, tensor in tensors_of(whole[0].checkpoint).items()}
+    alone = {"parallel__pipeline": 1, "schedule__name": "gpipe"}
+    run_local(small_config(folder, train__out=out, train__steps=4, **alone), resume=True)
+    for row, expected in zip(losses(out), losses(folder / "whole"), strict=False):
+        assert row == pytest.approx(expected, rel=2e-4)
+    assert len(losses(out)) == 4
+
+
+def sharded(folder):
+    """Return the folder of a sharded run of two steps, made once."""
+    out = folder / "sharded"
+    if not out.exists():
+        run_local(small_config(folder, train__out=out, train__steps=2, parallel__shard_optimizer="true"))
+        assert [row["gather_ms"] is not None for row in read_rows(out / "metrics.jsonl")] == [True, True]
+    return out
 
 
 def test_clipping_is_by_the_global_norm(folder, whole):
@@ -229,3 +306,65 @@ def test_a_run_is_not_overwritten(folder, whole):
     with pytest.raises(CheckpointError, match=r"train.seed was 0, is 3"):
         run_local(other, resume=True)
     assert len(losses(folder / "whole")) == 6
+
+
+OWN_UPDATES = {"schedule__name": "pipedream-2bw", "optimizer__clip_norm": "none", "model__tied_decoder": "false"}
+
+
+def test_one_update_per_step_is_synchronous_training(folder):
+    """An asynchronous schedule with a single update trains as 1F1B does: same losses, norms, rates and weights."""
+    results = {}
+    for name, options in (("pipedream-2bw", {"schedule__updates": 1}), ("1f1b", {})):
+        out = folder / f"single-{name}"
+        results[name] = run_local(
+            small_config(folder, **{**OWN_UPDATES, "schedule__name": name}, **options, train__out=out)
+        )
+    one, other = (losses(result.out) for result in results.values())
+    np.testing.assert_allclose(one, other, rtol=1e-6)
+    one, other = (tensors_of(result.checkpoint) for result in results.values())
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])
+def test_an_asynchronous_run_learns_and_resumes_bit_for_bit(folder, name):
+    """The learning rate counts updates, of which a step has several; a resumed run repeats what it would have made."""
+    options = {**OWN_UPDATES, "schedule__name": name, "optimizer__name": "lamb", "learning_rate__total_steps": 40}
+    whole = run_local(small_config(folder, **options, train__out=folder / f"whole-{name}"))
+    out = folder / f"again-{name}"
+    shutil.copytree(whole.out, out)
+    shutil.rmtree(out / "checkpoints" / "step-00000004")
+    again = run_local(small_config(folder, **options, train__out=out), resume=True)
+    assert losses(out) == losses(whole.out)
+    one, other = tensors_of(whole.checkpoint), tensors_of(again.checkpoint)
+    assert all(torch.equal(one[tensor], other[tensor]) for tensor in one)
+    updates = 4 if name == "pipedream" else 2
+    rate = LearningRate(total_steps=40, warmup_steps=2)
+    rows = read_rows(out / "metrics.jsonl")
+    assert [row["lr"] for row in rows] == [
+        0.01 * learning_rate_factor(rate, updates * step - 1) for step in range(1, len(rows) + 1)
+    ]
+    assert whole.evaluations[-1].heldout_mlm_loss < whole.evaluations[0].heldout_mlm_loss
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"optimizer__clip_norm": 1.0},
+            r"no global gradient norm that optimizer.clip_norm = 1 could bound; set .* none",
+        ),
+        ({"train__accumulation_runs": 2}, r"train.accumulation_runs = 2 do not accumulate; set it to 1"),
+        (
+            {"model__tied_decoder": "true"},
+            r"the decoder's weight too, in stages 0 and 1; set model.tied_decoder to false",
+        ),
+    ],
+)
+def test_what_updates_within_a_run_rule_out_is_refused_before_any_rank_starts(folder, options, message):
+    """Clipping by a global norm, accumulation and a decoder tied to another stage are refused by name."""
+    config = small_config(folder, **{**OWN_UPDATES, **options}, train__out=folder / "refused")
+    with pytest.raises(ConfigError, match=message):
+        run_local(config)
+    assert not (folder / "refused").exists()

@@ -32,7 +32,22 @@ def test_constant_stays_at_the_peak_for_ever():
     assert factors(6, total_steps=4, warmup_steps=2, decay="constant") == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("decay", ["linear", "cosine", "constant"])
+def test_warm_up_stable_decay_falls_at_the_end_only():
+    """Two steps up, at the peak until four steps before the end, then a straight line to the fraction."""
+    got = factors(12, total_steps=10, warmup_steps=2, decay="wsd", decay_steps=4, final_fraction=0.2)
+    assert got == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    assert factors(31, total_steps=30, decay="wsd") == pytest.approx([1.0] * 28 + [2 / 3, 1 / 3, 0.0])
+
+
+def test_phases_of_no_length_leave_the_others_as_they_are():
+    """Without a fall the rate stays up to the end; without a stable phase wsd is linear; all of it may be empty."""
+    assert factors(5, total_steps=4, decay="wsd", decay_steps=0) == [1.0, 1.0, 1.0, 1.0, 0.0]
+    linear = factors(6, total_steps=5, warmup_steps=1)
+    assert factors(6, total_steps=5, warmup_steps=1, decay="wsd", decay_steps=4) == linear
+    assert factors(2, total_steps=0, decay="wsd", decay_steps=0) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("decay", ["linear", "cosine", "constant", "wsd"])
 def test_phases_of_no_length_divide_by_nothing(decay):
     """No warm-up starts at the peak; no decay goes from the warm-up to the final value at once."""
     final = 1.0 if decay == "constant" else 0.0
@@ -44,7 +59,7 @@ def test_phases_of_no_length_divide_by_nothing(decay):
 @given(
     warmup=st.integers(0, 20),
     rest=st.integers(0, 20),
-    decay=st.sampled_from(["linear", "cosine"]),
+    decay=st.sampled_from(["linear", "cosine", "wsd"]),
     final=st.floats(0.0, 1.0),
 )
 def test_factor_rises_to_one_then_never_rises(warmup, rest, decay, final):
@@ -64,6 +79,8 @@ def test_factor_rises_to_one_then_never_rises(warmup, rest, decay, final):
     ("options", "message"),
     [
         ({"decay": "cosin"}, r"decay = 'cosin' is unknown \(did you mean 'cosine'"),
+        ({"decay_steps": 3}, r"decay_steps = 3 has no meaning for decay = 'linear'.*choose decay = \"wsd\""),
+        ({"decay": "wsd", "decay_steps": 7, "warmup_steps": 4}, r"decay_steps = 7 must be in 0…6"),
         ({"warmup_steps": 11}, r"warmup_steps = 11 exceeds total_steps = 10"),
         ({"warmup_steps": -1}, r"warmup_steps = -1"),
         ({"total_steps": 1.5}, r"total_steps = 1.5 must be a whole number"),

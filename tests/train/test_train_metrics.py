@@ -1,6 +1,7 @@
 """The figures of a run on disk: their keys, what resuming keeps, what a killed run leaves."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -22,6 +23,7 @@ def step(number):
         tokens_per_s=100.0,
         step_s=0.1,
         bubble_fraction=0.2,
+        data_wait_s=0.01,
     )
 
 
@@ -41,11 +43,21 @@ def write(folder, rows, *, first_step=0, tensorboard=False):
 
 
 def test_a_row_has_exactly_these_keys(tmp_path):
-    """A step's line has the nine keys that other programs read, in this order, and an evaluation's its five."""
+    """A step's line has the ten keys that other programs read, in this order, and an evaluation's its five.
+
+    What only some runs have comes behind them, and only there.
+    """
     write(tmp_path, [step(1), evaluation(1)])
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert " ".join(line) == "step loss mlm_loss nsp_loss grad_norm lr tokens_per_s step_s bubble_fraction"
+    assert " ".join(line) == "step loss mlm_loss nsp_loss grad_norm lr tokens_per_s step_s bubble_fraction data_wait_s"
     assert line["loss"] == 1.5
+    assert replace(step(1), grad_norm=None, loss_scale=8.0, gather_ms=2.0, gather_hidden_ms=0.0).row() == {
+        **line,
+        "grad_norm": None,
+        "loss_scale": 8.0,
+        "gather_ms": 2.0,
+        "gather_hidden_ms": 0.0,
+    }
     line = json.loads((tmp_path / "evaluation.jsonl").read_text())
     assert " ".join(line) == "step heldout_mlm_loss heldout_nsp_loss heldout_nsp_accuracy heldout_pairs"
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from chimera.errors import ConfigError, UsageError
+from chimera.tensor.portion import Portion
 from chimera.train.optimizers import Lamb, OptimizerConfig, build_optimizer
 
 SHAPES = {"0.word.weight": (7, 5), "0.norm.weight": (5,), "1.qkv.weight": (15, 5), "1.qkv.bias": (15,)}
@@ -21,6 +22,11 @@ def _one_thread_and_a_fixed_seed():
 
 def parameters_of(dtype=torch.float64):
     return {name: nn.Parameter(torch.randn(shape, dtype=dtype)) for name, shape in SHAPES.items()}
+
+
+def optimizer_of(config, parameters):
+    """Build the optimizer of parameters that are all here as a whole."""
+    return build_optimizer(config, [Portion.whole(name, parameter) for name, parameter in parameters.items()])
 
 
 def gradients_for(parameters, steps):
@@ -68,7 +74,7 @@ def test_lamb_equals_a_plain_reference(dtype):
         )
         for name, parameter in parameters.items()
     }
-    train(build_optimizer(config, parameters.items()), parameters, gradients)
+    train(optimizer_of(config, parameters), parameters, gradients)
     for name, parameter in parameters.items():
         torch.testing.assert_close(parameter.detach(), expected[name], msg=lambda text, name=name: f"{name}: {text}")
 
@@ -121,7 +127,7 @@ def test_adamw_decays_matrices_only(dtype):
             [parameter], lr=0.02, eps=1e-6, weight_decay=decay, betas=(0.9, 0.999), foreach=False, fused=False
         )
         train(alone, {name: parameter}, gradients)
-    train(build_optimizer(config, parameters.items()), parameters, gradients)
+    train(optimizer_of(config, parameters), parameters, gradients)
     for name, parameter in parameters.items():
         torch.testing.assert_close(parameter, plain[name])
 
@@ -132,10 +138,39 @@ def test_sgd_steps_along_the_gradient():
     before = copy.deepcopy(parameters)
     (gradients,) = gradients_for(parameters, 1)
     config = OptimizerConfig(name="sgd", learning_rate=0.1, weight_decay=0.2)
-    train(build_optimizer(config, parameters.items()), parameters, [gradients])
+    train(optimizer_of(config, parameters), parameters, [gradients])
     for name, parameter in parameters.items():
         decay = 0.2 * before[name] if parameter.ndim > 1 else 0.0
         torch.testing.assert_close(parameter.detach(), (before[name] - 0.1 * (gradients[name] + decay)).detach())
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_sgd_follows_its_momentum(nesterov):
+    """Over five steps it equals v = momentum · v + g, w = w − lr · v, or − lr · (g + momentum · v) looking ahead."""
+    parameters = parameters_of()
+    gradients = gradients_for(parameters, 5)
+    expected = {}
+    for name, parameter in parameters.items():
+        weight, velocity = parameter.detach().clone(), torch.zeros_like(parameter)
+        for step in gradients:
+            velocity = 0.9 * velocity + step[name]
+            weight = weight - 0.1 * (step[name] + 0.9 * velocity if nesterov else velocity)
+        expected[name] = weight
+    config = OptimizerConfig(name="sgd", learning_rate=0.1, weight_decay=0.0, momentum=0.9, nesterov=nesterov)
+    train(optimizer_of(config, parameters), parameters, gradients)
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(parameter.detach(), expected[name].detach())
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
+def test_the_moments_are_named(name):
+    """What an optimizer keeps for a parameter goes by the names that checkpoints use."""
+    config = OptimizerConfig(name=name, **({"momentum": 0.9} if name == "sgd" else {}))
+    parameters = parameters_of()
+    optimizer = optimizer_of(config, parameters)
+    train(optimizer, parameters, gradients_for(parameters, 1))
+    kept = {key for state in optimizer.state.values() for key, value in state.items() if value.ndim}
+    assert kept == set(config.moments)
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "sgd"])
@@ -143,14 +178,14 @@ def test_groups_are_the_same_two_on_every_rank(name):
     """Decayed matrices come first, norms and biases second, and a rank without one kind has an empty group."""
     config = OptimizerConfig(name=name, learning_rate=0.5, weight_decay=0.2)
     parameters = parameters_of()
-    groups = build_optimizer(config, parameters.items()).param_groups
+    groups = optimizer_of(config, parameters).param_groups
     assert [[tuple(parameter.shape) for parameter in group["params"]] for group in groups] == [
         [(7, 5), (15, 5)],
         [(5,), (15,)],
     ]
     assert [(group["weight_decay"], group["lr"]) for group in groups] == [(0.2, 0.5), (0.0, 0.5)]
     lonely = {"0.norm.weight": nn.Parameter(torch.ones(5))}
-    optimizer = build_optimizer(config, lonely.items())
+    optimizer = optimizer_of(config, lonely)
     assert [len(group["params"]) for group in optimizer.param_groups] == [0, 1]
     train(optimizer, lonely, gradients_for(lonely, 1))
     assert (lonely["0.norm.weight"] != 1.0).all()
@@ -164,12 +199,12 @@ def test_a_saved_state_continues_bitwise(name, dtype):
     parameters = parameters_of(dtype)
     gradients = gradients_for(parameters, 6)
     unbroken = copy.deepcopy(parameters)
-    train(build_optimizer(config, unbroken.items()), unbroken, gradients)
-    first = build_optimizer(config, parameters.items())
+    train(optimizer_of(config, unbroken), unbroken, gradients)
+    first = optimizer_of(config, parameters)
     train(first, parameters, gradients[:3])
     file = io.BytesIO()
     torch.save(first.state_dict(), file)
-    second = build_optimizer(config, parameters.items())
+    second = optimizer_of(config, parameters)
     file.seek(0)
     second.load_state_dict(torch.load(file, weights_only=True))
     train(second, parameters, gradients[3:])
@@ -181,7 +216,7 @@ def test_half_precision_weights_are_refused(name):
     """The error names the parameter and asks for fp32 main weights."""
     parameters = parameters_of(torch.bfloat16)
     with pytest.raises(UsageError, match=r"0\.word\.weight is torch\.bfloat16.*fp32 main weights"):
-        build_optimizer(OptimizerConfig(name=name), parameters.items())
+        optimizer_of(OptimizerConfig(name=name), parameters)
     with pytest.raises(UsageError, match=r"of shape \[7, 5\] is torch\.bfloat16"):
         Lamb(list(parameters.values()))
 
@@ -190,7 +225,7 @@ def test_a_tied_parameter_given_twice_is_refused():
     """Both names of the parameter stand in the error."""
     weight = nn.Parameter(torch.ones(2, 2))
     with pytest.raises(UsageError, match=r"0\.word\.weight and 3\.decoder\.weight are one parameter"):
-        build_optimizer(OptimizerConfig(), [("0.word.weight", weight), ("3.decoder.weight", weight)])
+        optimizer_of(OptimizerConfig(), {"0.word.weight": weight, "3.decoder.weight": weight})
 
 
 @pytest.mark.parametrize(
@@ -205,6 +240,8 @@ def test_a_tied_parameter_given_twice_is_refused():
         ({"weight_decay": -0.1}, r"weight_decay = -0.1"),
         ({"clip_norm": 0.0}, r"clip_norm = 0.0 .*leave it out for no clipping"),
         ({"momentum": 0.9}, r"momentum = 0.9 has no meaning for name = 'adamw'.*choose sgd"),
+        ({"nesterov": True}, r"nesterov = True has no meaning for name = 'adamw'.*choose sgd"),
+        ({"name": "sgd", "nesterov": True}, r"nesterov = true needs a momentum above 0"),
         ({"name": "sgd", "momentum": 1.0}, r"momentum = 1.0 must be"),
         ({"name": "sgd", "eps": 1e-3}, r"eps = 0.001 has no meaning for name = 'sgd'.*adamw or lamb"),
     ],

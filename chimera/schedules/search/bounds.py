@@ -3,7 +3,8 @@
 In words. *Work*: the computations of a rank that are released at ρ or later, and after which θ must still pass
 elsewhere, take ρ + their sum + θ; over all ρ and θ this is Jackson's preemptive bound of one machine, which contains
 the placement's bound (earliest start + work of a rank) and the path of one micro-batch. *Memory*: a rank that may hold
-c needs at least (Σ size · shortest life)/c from its first forward on. It knows no orders.
+c needs at least (Σ size · shortest life)/c from its first forward on, where a life counts what is held. It knows no
+orders.
 """
 
 from collections.abc import Iterator
@@ -102,7 +103,11 @@ def _of_rank(problem: Problem, paths: _Paths, rank: int, objective: Objective) -
     work = np.concatenate([count * forward, count * gradient, count * rest])
     yield _one_machine(rank, release, work, tail)
     if np.isfinite(problem.cap[rank]):
-        area = float((count * problem.size[stage] * life).sum())
+        # From the forward to the end of the gradient, then what W needs; or, with a B, to the B's end.
+        _, whole, split, weight = (row[stage] for row in problem.duration)
+        size, left = problem.size[stage], problem.size_after_input[stage]
+        after_turn = np.minimum(size * split + left * weight, size * whole)
+        area = float((count * (size * (turn - head) + after_turn)).sum())
         room = float(problem.cap[rank]) + problem.memory_tolerance
         begin = float(first) if objective == "makespan" else 0.0
         yield (

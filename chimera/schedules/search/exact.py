@@ -16,7 +16,6 @@ from chimera.ir.checks import violations
 from chimera.ir.schedule import Schedule
 from chimera.schedules.search.bounds import Bound
 from chimera.schedules.search.problem import Problem
-from chimera.schedules.search.published import answers
 from chimera.schedules.search.searching import Found, value_of
 from chimera.simulate import simulate
 
@@ -54,7 +53,11 @@ def closed(problem: Problem, found: Found, *, limit: float = DEFAULT_LIMIT, seed
     schedule = model.schedule(found.schedule.name)
     timeline = simulate(schedule, problem.costs)
     # Memory was rounded in the model's favour, so the answer is asked again.
-    if value_of(timeline, found.objective) >= found.value or violations(schedule) or not answers(schedule, problem):
+    if (
+        value_of(timeline, found.objective) >= found.value
+        or violations(schedule)
+        or not problem.is_answered_by(schedule)
+    ):
         return result
     return replace(result, schedule=schedule, timeline=timeline, origin="exact solver")
 
@@ -179,9 +182,13 @@ class _Model:
             busy.append(model.new_fixed_size_interval_var(own.forward, self._duration[0][stage], ""))
             busy.append(model.new_interval_var(own.gradient, self._gradient_time(stage, own), own.gradient_end, ""))
             busy.append(model.new_interval_var(own.weight, self._weight_time(stage, own), own.end, ""))
-            life = model.new_int_var(0, self._horizon, "")
-            held.append(model.new_interval_var(own.forward, life, own.end, ""))
-            demands.append(int(_DEMAND * problem.size[stage] / problem.size.max()))
+            # What W needs is held to the end, the rest until the gradient is there; a B ends with its gradient.
+            left = problem.size_after_input[stage]
+            for size, until in ((left, own.end), (problem.size[stage] - left, own.gradient_end)):
+                if size > 0:
+                    life = model.new_int_var(0, self._horizon, "")
+                    held.append(model.new_interval_var(own.forward, life, until, ""))
+                    demands.append(int(_DEMAND * size / problem.size.max()))
         model.add_no_overlap(busy)
         cap = problem.cap[rank] + problem.memory_tolerance
         if np.isfinite(cap):

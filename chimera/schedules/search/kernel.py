@@ -60,6 +60,7 @@ class Instance(NamedTuple):
     send_forward: Any  # [lane]: time of the message to the next stage, 0 on the same rank
     send_backward: Any  # [lane]: time of the message to the stage before
     size: Any  # [lane]: memory that one micro-batch holds
+    size_after_input: Any  # [lane]: memory that it holds from its I to its W
     reserve: Any  # [lane]: memory that must stay free for the lanes after it
     cap: Any  # [rank]
     route_need: Any  # [route · num_ranks + rank]: memory of one micro-batch of the route
@@ -194,8 +195,11 @@ def start(p: Instance, s: Progress, rule: Any, heap: Any, lane: int, kind: int, 
             arrive(p, s, heap, lane - 1, time)
     if kind != _INPUT:
         s.weights[lane] += 1
-        s.held[rank] -= p.size[lane]
-        s.promised[rank] -= p.size[lane]
+    left = p.size_after_input[lane]
+    freed = p.size[lane] if kind == _WHOLE else left if kind == _WEIGHT else p.size[lane] - left
+    if freed > 0.0:
+        s.held[rank] -= freed
+        s.promised[rank] -= freed
         if rule[WHOLE_PATH] != 0.0:
             # A first stage elsewhere may have waited for this memory.
             for other in range(p.lane_offsets[p.num_ranks]):

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from chimera.errors import InfeasibleError, UsageError
 from chimera.ir.action import Kind
 from chimera.ir.costs import Costs, ResolvedCosts
+from chimera.ir.memory import peaks
 from chimera.ir.schedule import Placement, Schedule
 from chimera.schedules.search.kernel import Instance
 from chimera.simulate.simulator import CostModel
@@ -126,6 +127,12 @@ class Problem:
         return self.resolved.activations
 
     @cached_property
+    def size_after_input(self) -> NDArray[np.float64]:
+        """[stage]: what one micro-batch holds from its I to its W, in the unit of the cap."""
+        held = self.resolved.held_for_weight_grad
+        return self.size if held is None else self.size * held
+
+    @cached_property
     def cap(self) -> NDArray[np.float64]:
         """[rank]: room for activations, infinite without a limit."""
         if self.memory_limit_bytes is not None:
@@ -144,6 +151,19 @@ class Problem:
         for route, ranks in enumerate(self.rank):
             np.add.at(need[route], ranks, self.size)
         return need
+
+    def is_answered_by(self, schedule: Schedule) -> bool:
+        """Return whether the schedule is synchronous, of the same placement and micro-batches, and within the cap."""
+        same = (
+            schedule.placement == self.placement
+            and schedule.microbatch_share == self.microbatch_share
+            and Counter(schedule.microbatch_to_route) == Counter(self.microbatch_to_route)
+            and not (schedule.table.kind == Kind.STEP).any()
+        )
+        if not same:
+            return False
+        held = np.array(peaks(schedule.table, self.size, self.resolved.held_for_weight_grad))
+        return bool((held <= self.cap + self.memory_tolerance).all())
 
     @cached_property
     def admits_by_lane(self) -> bool:
@@ -213,6 +233,7 @@ class Problem:
             send_forward=self.send_forward.ravel(),
             send_backward=self.send_backward.ravel(),
             size=np.tile(self.size, num_routes),
+            size_after_input=np.tile(self.size_after_input, num_routes),
             reserve=reserve,
             cap=self.cap,
             route_need=self.route_need.ravel(),

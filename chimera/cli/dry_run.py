@@ -1,0 +1,152 @@
+"""What ``chimera train --dry-run`` says of a run that it does not start: its ranks, what they hold and the bytes of it.
+
+The numbers are those of ``train.dry_run`` and ``plan.ranks``; this module only sets them side by side.
+"""
+
+import dataclasses
+import json as json_form
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from rich.console import Console
+
+from chimera.cli.terminal import print_table, print_wrapped
+from chimera.ir.schedule import Placement
+from chimera.plan.buffers import StateBytes
+from chimera.plan.ranks import RankGrid
+from chimera.train.config import TrainConfig
+from chimera.train.dry_run import RankHolds, holds_of_ranks
+from chimera.train.layout import Layout, predicted_bubble
+
+__all__ = ["print_dry_run", "print_dry_run_json"]
+
+_MOST_ROWS: Final = 64
+"""More ranks than this are shown for the first replica alone: those of others follow in the same steps."""
+_MIB: Final = 2**20
+_HOLDS_LEGEND: Final = (
+    "MiB on each rank at that place: weights in the type that computes, gradients in the type that sums them, for the "
+    "optimizer its moments and, below fp32, the weights it updates. Activations and messages come on top."
+)
+
+
+def print_dry_run(out: Console, config: TrainConfig, layout: Layout) -> None:
+    """Print the tables of ranks and of what they hold."""
+    grid, placement = config.grid, layout.schedule.placement
+    holds = holds_of_ranks(config, layout)
+    out.print()
+    headings = ("rank", "tensor", "data", "pipeline", "shares layers with", "replicas", "pipeline ranks", "embeddings")
+    ranks = _shown(grid)
+    print_table(out, headings, [_rank_row(rank, grid, placement, config, holds) for rank in ranks])
+    if len(ranks) < grid.size:
+        print_wrapped(
+            out,
+            f"Of {grid.size:,} ranks those of the first data-parallel replica are shown; each further replica's are "
+            f"{grid.tensor} higher.",
+        )
+    out.print()
+    headings = ("pipeline", "stages", "layers", "parameters", "weights", "gradients", "optimizer", "together")
+    print_table(out, headings, [_holds_row(place, held) for place, held in enumerate(holds)])
+    print_wrapped(out, _HOLDS_LEGEND)
+    out.print()
+    print_wrapped(out, "Nothing was started (--dry-run).")
+
+
+def print_dry_run_json(config: TrainConfig, layout: Layout) -> None:
+    """Print the same as one JSON object."""
+    grid, placement, schedule = config.grid, layout.schedule.placement, layout.schedule
+    holds = holds_of_ranks(config, layout)
+    json_form.dump(
+        {
+            "world_size": grid.size,
+            "tensor": grid.tensor,
+            "data": grid.data,
+            "pipeline": grid.pipeline,
+            "schedule": schedule.name,
+            "microbatches": schedule.num_microbatches,
+            "global_batch": layout.global_batch,
+            "predicted_bubble": predicted_bubble(schedule),
+            "ranks": [
+                {
+                    **grid.place(rank)._asdict(),
+                    "rank": rank,
+                    "tensor_group": grid.tensor_group(rank),
+                    "data_group": grid.data_group(rank),
+                    "pipeline_group": grid.pipeline_group(rank),
+                    "embedding_group": _embedding_group(rank, grid, placement, config),
+                }
+                for rank in range(grid.size)
+            ],
+            "places": [_held_as_json(held) for held in holds],
+        },
+        sys.stdout,
+        indent=1,
+    )
+    sys.stdout.write("\n")
+
+
+def _shown(grid: RankGrid) -> list[int]:
+    everyone = range(grid.size)
+    return list(everyone) if grid.size <= _MOST_ROWS else [rank for rank in everyone if grid.place(rank).data == 0]
+
+
+def _rank_row(
+    rank: int, grid: RankGrid, placement: Placement, config: TrainConfig, holds: Sequence[RankHolds]
+) -> list[str]:
+    place = grid.place(rank)
+    replicas = {other for stage in holds[place.pipeline].stages for other in placement.ranks_of(stage)}
+    return [
+        str(rank),
+        str(place.tensor),
+        str(place.data),
+        str(place.pipeline),
+        _ranks_text(grid.tensor_group(rank)),
+        _ranks_text(grid.holders(rank, replicas)),
+        _ranks_text(grid.pipeline_group(rank)),
+        _ranks_text(_embedding_group(rank, grid, placement, config)),
+    ]
+
+
+def _embedding_group(rank: int, grid: RankGrid, placement: Placement, config: TrainConfig) -> tuple[int, ...]:
+    """Return the ranks that sum the gradient of the tied word embedding together with ``rank``, if it has that."""
+    ends = {holder for stage in (0, placement.num_stages - 1) for holder in placement.ranks_of(stage)}
+    if not config.model.tied_decoder or grid.place(rank).pipeline not in ends:
+        return ()
+    return grid.holders(rank, ends)
+
+
+def _holds_row(place: int, held: RankHolds) -> list[str]:
+    kept = held.bytes
+    return [
+        str(place),
+        _ranks_text(held.stages),
+        _ranks_text(held.layers),
+        f"{held.parameters:,}",
+        *(f"{size / _MIB:,.1f}" for size in (kept.parameters, kept.gradients, kept.optimizer, kept.total)),
+    ]
+
+
+def _held_as_json(held: RankHolds) -> dict[str, Any]:
+    bytes_of: StateBytes = held.bytes
+    return {
+        "stages": held.stages,
+        "layers": held.layers,
+        "parameters": held.parameters,
+        "bytes": {**dataclasses.asdict(bytes_of), "total": bytes_of.total},
+    }
+
+
+def _ranks_text(ranks: Sequence[int]) -> str:
+    """Write ascending numbers in few characters.
+
+    >>> _ranks_text((0, 1, 2, 3)), _ranks_text((1, 5)), _ranks_text((0, 8, 16, 24)), _ranks_text(()), _ranks_text((3,))
+    ('0-3', '1 5', '0-24 by 8', '-', '3')
+    """
+    if not ranks:
+        return "-"
+    steps = {after - before for before, after in pairwise(ranks)}
+    if len(ranks) < 3 or len(steps) > 1:
+        return " ".join(map(str, ranks))
+    (step,) = steps
+    return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")

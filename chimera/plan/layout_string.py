@@ -1,0 +1,111 @@
+"""The cut of a model into stages as Megatron-LM writes it: ``Et*3|(tt|)*29,m|L``.
+
+``E`` is the embedding, ``t`` a transformer block, ``m`` a block that predicts further words, ``L`` the head with its
+loss; ``|`` ends a stage, ``*n`` repeats what stands before it, a letter or a parenthesis, and commas only please the
+eye. Source: Megatron-LM, ``--pipeline-model-parallel-layout``. Which layers a model has is not known here.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+
+from chimera.errors import UsageError
+
+__all__ = ["cut_from_layout", "format_layout", "parse_layout"]
+
+_SYMBOL = re.compile(r"[EtmL|()]|\*\d+|[,\s]")
+_MOST_LAYERS = 100_000
+"""More layers than any model has: a longer repetition is a typing error, and would fill the memory."""
+
+
+def parse_layout(text: str) -> tuple[str, ...]:
+    """Return the letters of each stage.
+
+    >>> parse_layout("Et*2|(tt|)*2,t|L")
+    ('Ett', 'tt', 'tt', 't', 'L')
+
+    Raises:
+        UsageError: text that is not of this form, naming the place, or a stage without layers.
+    """
+    # What stands in the parentheses that are open, outermost first, as a list of pieces each.
+    open_groups: list[list[str]] = [[]]
+    position = 0
+    while position < len(text):
+        found = _SYMBOL.match(text, position)
+        if found is None:
+            raise _wrong(text, position, "needed: the letters E, t, m and L, |, parentheses, and * with a number")
+        symbol = found.group()
+        if symbol == "(":
+            open_groups.append([])
+        elif symbol == ")":
+            if len(open_groups) == 1:
+                raise _wrong(text, position, "this parenthesis was never opened")
+            open_groups[-2].append("".join(open_groups.pop()))
+        elif symbol[0] == "*":
+            pieces = open_groups[-1]
+            if not pieces:
+                raise _wrong(text, position, "nothing stands before it that it could repeat")
+            times = int(symbol[1:])
+            if times < 1 or times * len(pieces[-1]) > _MOST_LAYERS:
+                raise _wrong(text, position, f"needed: a number from 1, and at most {_MOST_LAYERS:,} layers")
+            pieces[-1] *= times
+        elif symbol in "EtmL|":
+            open_groups[-1].append(symbol)
+        position = found.end()
+    if len(open_groups) > 1:
+        raise _wrong(text, len(text), "a parenthesis is still open")
+    stages = tuple("".join(open_groups[0]).split("|"))
+    if "" in stages:
+        raise UsageError(
+            f"layout {text!r}: stage {stages.index('')} of {len(stages)} has no layers; every | ends a stage, so two "
+            "in a row, or one at either end, leave one empty"
+        )
+    return stages
+
+
+def format_layout(stages: Sequence[str]) -> str:
+    """Return the short form of stages, given as their letters; ``parse_layout`` reads it back.
+
+    >>> format_layout(["Ettt", *["tt"] * 29, "m", "L"])
+    'Et*3|(tt|)*29,m|L'
+    """
+    written = ""
+    for stage, same in groupby(stages[:-1]):
+        times = len(list(same))
+        ended = _letters(stage) + "|"
+        # A parenthesis takes five signs more than the stage itself.
+        written += f"({ended})*{times}," if times * len(ended) > len(ended) + len("()*,") + 1 else ended * times
+    return written + _letters(stages[-1])
+
+
+def cut_from_layout(text: str, num_blocks: int) -> tuple[int, ...]:
+    """Return the stage of each layer of a model of an embedding, ``num_blocks`` blocks and a head.
+
+    >>> cut_from_layout("Et|tt|L", 3)
+    (0, 0, 1, 1, 2)
+
+    Raises:
+        UsageError: the layout has other layers, or in another order; or text that ``parse_layout`` refuses.
+    """
+    stages = parse_layout(text)
+    layers = "".join(stages)
+    if "m" in layers:
+        raise UsageError(
+            f"layout {text!r} has blocks m, which predict further words; this model has none: leave it out"
+        )
+    if layers != "E" + "t" * num_blocks + "L":
+        raise UsageError(
+            f"layout {text!r} has {layers.count('E')} E, {layers.count('t')} t and {layers.count('L')} L; needed: one "
+            f"E first, then the model's {num_blocks} t, then one L"
+        )
+    return tuple(number for number, stage in enumerate(stages) for _ in stage)
+
+
+def _letters(stage: str) -> str:
+    """Return a stage with runs of more than two letters shortened."""
+    runs = ((letter, len(list(same))) for letter, same in groupby(stage))
+    return "".join(f"{letter}*{times}" if times > len("tt") else letter * times for letter, times in runs)
+
+
+def _wrong(text: str, position: int, why: str) -> UsageError:
+    return UsageError(f"layout {text!r}, character {position + 1}: got {text[position : position + 1]!r}; {why}")
