@@ -187,10 +187,12 @@ class BertPretrainingLoss:
     Attributes:
         fields: of the micro-batch that it takes.
         terms: names of the terms.
+        told_right: the term whose right answers ``num_right`` counts.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("mlm_labels", "nsp_labels")
     terms: ClassVar[tuple[str, ...]] = ("mlm", "nsp")
+    told_right: ClassVar[str | None] = "nsp"
 
     def __init__(self, vocabulary: Vocabulary | None = None) -> None:
         self.vocabulary = vocabulary
@@ -209,3 +211,7 @@ class BertPretrainingLoss:
     def counts(self, target: Mapping[str, Tensor]) -> dict[str, int]:
         """Return the count of each term."""
         return {"mlm": count_labels(target["mlm_labels"]), "nsp": count_labels(target["nsp_labels"])}
+
+    def num_right(self, output: tuple[Tensor, Tensor], target: Mapping[str, Tensor]) -> int:
+        """Return how many next sentences are told right."""
+        return int((output[1].argmax(-1) == target["nsp_labels"]).sum())

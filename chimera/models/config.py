@@ -6,10 +6,15 @@ own options in its own file. Knows no layers and no torch.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from chimera.errors import ConfigError
 
-__all__ = ["TransformerConfig", "require_count", "require_divisible"]
+__all__ = ["Family", "TransformerConfig", "require_count", "require_divisible"]
+
+
+Family = Literal["bert", "gpt", "llama", "t5", "ict"]
+"""An architecture by name; each has a configuration class of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +22,7 @@ class TransformerConfig:
     """Sizes of a transformer; the fields are the keys of the ``[model]`` section.
 
     Attributes:
+        family: Architecture; each has its own further options and defaults.
         vocab_size: Rows of the word embedding, padding of the vocabulary included.
         hidden_size: Width h of the residual stream.
         num_layers: Number of transformer blocks.
@@ -33,6 +39,7 @@ class TransformerConfig:
         ConfigError: A size that cannot be built; the message names the option.
     """
 
+    family: Family = "bert"
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -46,6 +53,9 @@ class TransformerConfig:
     tied_decoder: bool = True
 
     def __post_init__(self) -> None:
+        own = type(self).__dataclass_fields__["family"].default
+        if self.family != own:
+            raise ConfigError(f"[model] family = {self.family!r} does not fit a {type(self).__name__}; leave it out")
         for option in ("vocab_size", "hidden_size", "num_layers", "num_heads", "max_positions"):
             require_count(option, getattr(self, option))
         if self.intermediate_size is not None:

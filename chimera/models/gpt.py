@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from chimera.models.config import TransformerConfig
+from chimera.models.config import Family, TransformerConfig
 from chimera.models.transformer import BlockForm, LanguageModelHead, PreNormBlock, first_positions, initialise
 from chimera.tensor.dropout import dropout
 from chimera.tensor.parallel import ALONE, TensorParallel
@@ -26,6 +26,7 @@ __all__ = ["GptBlock", "GptConfig", "GptEmbeddings", "gpt_layers"]
 class GptConfig(TransformerConfig):
     """Sizes of a GPT; see ``TransformerConfig``. The decoder has no bias."""
 
+    family: Family = "gpt"
     max_positions: int = 1024
     layer_norm_eps: float = 1e-5
 

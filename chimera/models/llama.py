@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from chimera.errors import ConfigError
-from chimera.models.config import TransformerConfig, require_count, require_divisible
+from chimera.models.config import Family, TransformerConfig, require_count, require_divisible
 from chimera.models.rotary import RotaryEmbedding, RotaryScaling
 from chimera.models.transformer import BlockForm, LanguageModelHead, PreNormBlock, initialise, require_length
 from chimera.tensor.dropout import dropout
@@ -35,6 +35,7 @@ class LlamaConfig(TransformerConfig):
         rope_original_positions: Longest sequence of pre-training, in tokens.
     """
 
+    family: Family = "llama"
     max_positions: int = 4096
     dropout: float = 0.0
     attention_dropout: float = 0.0

@@ -63,10 +63,12 @@ class LanguageModelLoss:
     Attributes:
         fields: of the micro-batch that it takes.
         terms: names of the terms.
+        told_right: None: it counts no right answers.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("labels",)
     terms: ClassVar[tuple[str, ...]] = ("lm",)
+    told_right: ClassVar[str | None] = None
 
     def __init__(self, vocabulary: Vocabulary | None = None) -> None:
         self.vocabulary = vocabulary
@@ -78,3 +80,7 @@ class LanguageModelLoss:
     def counts(self, target: Mapping[str, Tensor]) -> dict[str, int]:
         """Return the count of the term."""
         return {"lm": count_labels(target["labels"])}
+
+    def num_right(self, output: Tensor, target: Mapping[str, Tensor]) -> int:  # noqa: ARG002
+        """Return 0: a perplexity says more than how many words are told right."""
+        return 0

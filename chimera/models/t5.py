@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from chimera.errors import ConfigError
 from chimera.models.attention import CrossAttention, SelfAttention
-from chimera.models.config import TransformerConfig, require_count
+from chimera.models.config import Family, TransformerConfig, require_count
 from chimera.models.feed_forward import FeedForward
 from chimera.models.relative_bias import RelativeBias
 from chimera.models.transformer import (
@@ -53,6 +53,7 @@ class T5Config(TransformerConfig):
         relative_max_distance: Distance in tokens from which on all are in the last class.
     """
 
+    family: Family = "t5"
     dropout: float = 0.1
     attention_dropout: float = 0.1
     initializer_range: float = 1.0

@@ -11,11 +11,12 @@ from typing import Any, Literal, get_args
 
 from chimera.data import DataConfig
 from chimera.errors import ConfigError, nearest_names
-from chimera.models import BertConfig
+from chimera.models.config import TransformerConfig
 from chimera.passes.reductions import ReductionMode
 from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
 from chimera.plan.ranks import RankGrid
 from chimera.tensor.recompute import RecomputeMode
+from chimera.train.families import family_of
 from chimera.train.loss_scale import LossScaleOptions
 from chimera.train.lr_schedules import LearningRate
 from chimera.train.optimizers import OptimizerConfig
@@ -204,7 +205,7 @@ class TrainConfig:
         ConfigError: sections that contradict each other; the message names the options.
     """
 
-    model: BertConfig
+    model: TransformerConfig
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     learning_rate: LearningRate
@@ -216,10 +217,11 @@ class TrainConfig:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
     def __post_init__(self) -> None:
-        if self.data.samples != "bert":
+        family = family_of(self.model)
+        if self.data.samples != family.samples:
             raise ConfigError(
-                f"[data] samples = {self.data.samples!r} does not fit a BERT, which [model] describes; leave it "
-                'out, or set it to "bert"'
+                f"[data] samples = {self.data.samples!r} does not fit [model] family = {self.model.family!r}; leave it "
+                f"out, or set it to {family.samples!r}"
             )
         length, positions = self.data.sequence_length, self.model.max_positions
         if length > positions:

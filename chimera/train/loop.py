@@ -16,7 +16,6 @@ import torch.distributed as dist
 from chimera.data import DataConfig, Loader, Microbatch, MicrobatchSource, PretrainingData, build_data
 from chimera.errors import ConfigError, NonFiniteError
 from chimera.ir.timeline import Timeline
-from chimera.models import bert_layers
 from chimera.runtime.pipeline import Pipeline
 from chimera.tensor.parallel import TensorParallel
 from chimera.tensor.vocabulary import Vocabulary
@@ -26,6 +25,7 @@ from chimera.train.config import TrainConfig
 from chimera.train.config_file import to_toml
 from chimera.train.evaluation import CountingLoss, evaluate, heldout_share
 from chimera.train.events import Event, Report, Saved, Started, TrainingResult
+from chimera.train.families import family_of, layers_of
 from chimera.train.fields import needed_fields
 from chimera.train.folder import CHECKPOINTS, CONFIG, TIMELINE, check_folder
 from chimera.train.layout import Layout, layout_of
@@ -96,11 +96,11 @@ class _Run:
             device=device,
             timeout_s=config.runtime.timeout_s,
         )
-        self._loss = CountingLoss(Vocabulary(config.model.vocab_size, parallel))
+        self._loss = CountingLoss(family_of(config.model).loss(Vocabulary(config.model.vocab_size, parallel)))
         scale = config.loss_scale if config.train.dtype == "fp16" else None
         self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, scale)
         with torch.device("meta"):
-            layers = bert_layers(config.model, parallel)
+            layers = layers_of(config.model, parallel)
         self._pipe = Pipeline(
             in_precision(layers, config.train.dtype, device),
             layout.schedule,
@@ -242,8 +242,7 @@ class _Run:
         return StepMetrics(
             step=step,
             loss=loss,
-            mlm_loss=terms["mlm"],
-            nsp_loss=terms["nsp"],
+            terms=dict(terms),
             grad_norm=outcome.norm if outcome.updates else None,
             lr=outcome.rate,
             tokens_per_s=self._layout.global_batch * self._config.data.sequence_length / step_s,

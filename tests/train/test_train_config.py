@@ -12,9 +12,16 @@ from chimera.ir.checks import check
 from chimera.models import bert_layers, count_parameters
 from chimera.passes.lower import lower
 from chimera.train.config_file import SECTIONS, load_config, make_config, to_toml
-from chimera.train.layout import bert_layer_costs, layers_per_stage, layout_of, predicted_bubble
+from chimera.train.families import layers_of
+from chimera.train.layer_costs import bert_layer_costs
+from chimera.train.layout import layers_per_stage, layout_of, predicted_bubble
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+
+
+def meta_layers(config):
+    with torch.device("meta"):
+        return layers_of(config.model)
 
 
 def without(document, section, key):
@@ -30,7 +37,7 @@ def test_every_shipped_configuration_runs(path):
     check(lower(layout.schedule, reduce=config.schedule.reduce))
     assert layout.schedule.num_ranks == config.parallel.pipeline
     assert min(layers_per_stage(layout.layer_to_stage)) >= 1
-    assert sum(layers_per_stage(layout.layer_to_stage)) == config.model.num_layers + 2
+    assert sum(layers_per_stage(layout.layer_to_stage)) == len(meta_layers(config))
     assert config.train.out == f"runs/{path.stem}"
     assert config.learning_rate.total_steps == config.train.steps
 
