@@ -128,6 +128,9 @@ class RunOptions:
         seed: of initial weights and dropout.
         dtype: of computation; gradients and the weights that are updated are fp32 either way. fp16 has a dynamic loss
             scale; fp8 is bf16 with the products of linear layers in float8, on GPUs that have it.
+        compile: whether torch.compile makes code of each block of the model, when it first runs.
+        weights: folder or file of transformers' weights (safetensors) to begin from; drawn from the seed when not
+            given.
         evaluation_interval: steps between evaluations; there is one before the first step and one after the last.
         evaluation_samples: held-out samples of an evaluation, the same every time; 0 for no evaluation.
         checkpoint_interval: steps between checkpoints; there is one after the last step.
@@ -141,6 +144,8 @@ class RunOptions:
     accumulation_runs: int = 1
     seed: int = 0
     dtype: Dtype = "fp32"
+    compile: bool = False
+    weights: str | None = None
     evaluation_interval: int = 100
     evaluation_samples: int = 256
     checkpoint_interval: int = 500
@@ -160,6 +165,8 @@ class RunOptions:
         for option in ("seed", "evaluation_samples"):
             _require_at_least(0, "train", option, getattr(self, option))
         _require_one_of(get_args(Dtype), "train", "dtype", self.dtype)
+        if self.weights == "":
+            raise ConfigError('[train] weights is empty; give a folder of safetensors files, or set it to "none"')
         if not self.out:
             raise ConfigError("[train] out is empty; give a folder for the run, such as runs/bert")
 

@@ -21,6 +21,7 @@ from chimera.tensor.parallel import TensorParallel
 from chimera.tensor.vocabulary import Vocabulary
 from chimera.timeline import write_timeline
 from chimera.train.checkpoint import latest_checkpoint, save_checkpoint
+from chimera.train.compiling import compile_blocks, require_compiler
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import to_toml
 from chimera.train.evaluation import CountingLoss, evaluate, heldout_share
@@ -34,6 +35,7 @@ from chimera.train.metrics_log import MetricsLog
 from chimera.train.precision import in_precision, torch_dtype
 from chimera.train.state import describe, owned_state, require_same, restore
 from chimera.train.updating import Outcome, updating_of
+from chimera.train.weights import import_weights
 
 __all__ = ["train"]
 
@@ -99,10 +101,15 @@ class _Run:
         self._loss = CountingLoss(family_of(config.model).loss(Vocabulary(config.model.vocab_size, parallel)))
         scale = config.loss_scale if config.train.dtype == "fp16" else None
         self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, scale)
+        if config.train.compile:
+            require_compiler(device)
         with torch.device("meta"):
             layers = layers_of(config.model, parallel)
+        layers = in_precision(layers, config.train.dtype, device)
+        if config.train.compile:
+            compile_blocks(layers)
         self._pipe = Pipeline(
-            in_precision(layers, config.train.dtype, device),
+            layers,
             layout.schedule,
             self._loss,
             group,
@@ -148,7 +155,7 @@ class _Run:
 
     def to_the_end(self, *, resume: bool) -> TrainingResult:
         options = self._config.train
-        start = self._resumed() if resume else 0
+        start = self._resumed() if resume else self._begun()
         self._open_files(start)
         self._loader = self._loader_from(start)
         self._tell("training")
@@ -189,6 +196,13 @@ class _Run:
         self._saved = checkpoint.path
         self._evaluations = [row for row in read_evaluations(self._out) if row.step <= checkpoint.step]
         return checkpoint.step
+
+    def _begun(self) -> int:
+        """Take the weights to begin from, where some are given, and return 0."""
+        if self._config.train.weights is not None:
+            self._tell("reading weights")
+            import_weights(self._pipe, self._config.train.weights, self._config.model)
+        return 0
 
     def _open_files(self, start: int) -> None:
         # All ranks have come this far, so whatever could be wrong with the configuration is known by now.

@@ -15,6 +15,7 @@ from torch.nn import functional
 from chimera.ir.text_form import from_text
 from chimera.models.bert import BertConfig, BertPretrainingLoss, bert_layers
 from chimera.models.gpt import GptConfig, gpt_layers
+from chimera.models.ict import IctConfig, IctLoss, ict_layers
 from chimera.models.llama import LlamaConfig, llama_layers
 from chimera.models.losses import LanguageModelLoss
 from chimera.models.t5 import T5Config, t5_layers
@@ -237,10 +238,16 @@ def cut_models():
             t5_layers,
             T5Config(**_CUT_SIZES, num_layers=3, num_decoder_layers=3, relative_buckets=4, relative_max_distance=6),
         ),
+        "ict-cut": (ict_layers, IctConfig(**_CUT_SIZES, num_layers=3, initializer_range=0.3)),
     }
 
 
-CUT_MODELS = ("bert-cut", "gpt-cut", "llama-cut", "t5-cut")
+CUT_MODELS = ("bert-cut", "gpt-cut", "llama-cut", "t5-cut", "ict-cut")
+
+
+def cut_config(model):
+    """Return the sizes of a model that two and four ranks can share."""
+    return cut_models()[model][1]
 
 
 def cut_layers(model, dtype=torch.float64, parallel=ALONE, device="meta"):
@@ -273,6 +280,8 @@ def make_layers(model, dtype=torch.float64):
 
 def make_loss(model, parallel=ALONE):
     if model in CUT_MODELS:
+        if model == "ict-cut":
+            return IctLoss()
         return (BertPretrainingLoss if model == "bert-cut" else LanguageModelLoss)(Vocabulary(CUT_WORDS, parallel))
     return {"mlp": functional.mse_loss, "tuple": tuple_loss, "paired": tuple_loss, "bert": BertPretrainingLoss()}[model]
 
@@ -299,6 +308,9 @@ def microbatch(model, step, index, dtype=torch.float64):
         labels[torch.rand(labels.shape, generator=generator) < (0.5, 1.1, 0.2)[index % 3]] = IGNORED
         weight = torch.rand(samples, length, generator=generator, dtype=dtype)
         return normal(samples, length, 5), {"labels": labels, "weight": weight, "value": normal(samples, length)}
+    if model == "ict-cut":
+        lengths = (4, 8) if index % 2 else (8, 4)
+        return ict_microbatch(integers, samples + 1, *lengths)
     if model == "t5-cut":
         return t5_microbatch(
             integers, generator, samples, 4 + 4 * (index % 2), 8 - 4 * (index % 2), empty=index % 3 == 1
@@ -339,6 +351,18 @@ def t5_microbatch(integers, generator, samples, length, decoder_length, *, empty
     unlabelled = torch.rand(labels.shape, generator=generator) < (1.1 if empty else 0.3)
     inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": labels.roll(1, 1)}
     return inputs, {"labels": labels.masked_fill(unlabelled, IGNORED)}
+
+
+def ict_microbatch(integers, samples, query_length, length):
+    inputs = {
+        "query_ids": integers(CUT_WORDS, samples, query_length),
+        "block_ids": integers(CUT_WORDS, samples, length),
+    }
+    for part, size in (("query", query_length), ("block", length)):
+        mask = torch.ones(samples, size, dtype=torch.long)
+        mask[0, size - 1 :] = 0
+        inputs[f"{part}_attention_mask"] = mask
+    return inputs, {"query_ids": inputs["query_ids"]}
 
 
 def microbatches(model, step, indices, dtype=torch.float64):
