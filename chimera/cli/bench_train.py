@@ -1,7 +1,7 @@
 """``chimera bench train``: how long a training step of one process takes here, beside transformers' modules.
 
 Both sides have the same sizes, inputs, labels, loss and optimizer, and take turns step by step, so that what else goes
-on here slows both. On a GPU it measures the share of the device's peak that a stack of GPT blocks reaches in bf16 instead.
+on here slows both. On a GPU it measures the share of the peak that a stack of GPT blocks reaches in bf16 instead.
 """
 
 import json as json_form
