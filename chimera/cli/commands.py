@@ -38,6 +38,8 @@ COMMANDS = (
     Command("schedule explain", "chimera.cli.schedule_explain:schedule_explain", "Say what would remove idle time."),
     Command("schedule build", "chimera.cli.schedule_build:schedule_build", "Search the best order for a placement."),
     Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
+    Command("plan estimate", "chimera.cli.plan_estimate:plan_estimate", "Price one layout, in time and in memory."),
+    Command("plan validate", "chimera.cli.plan_validate:plan_validate", "Hold predictions against published runs."),
     Command("data wikipedia", "chimera.cli.data_wikipedia:data_wikipedia", "Turn a dump of Wikipedia into text."),
     Command("data tokenizer", "chimera.cli.data_tokenizer:data_tokenizer", "Train a tokenizer, or take one."),
     Command("data build", "chimera.cli.data_build:data_build", "Tokenise text into an indexed dataset."),

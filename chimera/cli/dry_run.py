@@ -7,7 +7,7 @@ import dataclasses
 import json as json_form
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, Final
 
 from rich.console import Console
@@ -49,6 +49,8 @@ def print_dry_run(out: Console, config: TrainConfig, layout: Layout) -> None:
     headings = ("pipeline", "stages", "layers", "parameters", "weights", "gradients", "optimizer", "together")
     print_table(out, headings, [_holds_row(place, held) for place, held in enumerate(holds)])
     print_wrapped(out, _HOLDS_LEGEND)
+    if layout.schedule.is_asynchronous:
+        print_wrapped(out, "So do the older weights that micro-batches of an asynchronous schedule still need.")
     out.print()
     print_wrapped(out, "Nothing was started (--dry-run).")
 
@@ -138,13 +140,17 @@ def _held_as_json(held: RankHolds) -> dict[str, Any]:
 def _ranks_text(ranks: Sequence[int]) -> str:
     """Write ascending numbers in few characters.
 
-    >>> _ranks_text((0, 1, 2, 3)), _ranks_text((1, 5)), _ranks_text((0, 8, 16, 24)), _ranks_text(()), _ranks_text((3,))
-    ('0-3', '1 5', '0-24 by 8', '-', '3')
+    >>> _ranks_text((0, 1, 2, 3)), _ranks_text((1, 5)), _ranks_text((0, 8, 16, 24)), _ranks_text(())
+    ('0-3', '1 5', '0-24 by 8', '-')
+    >>> _ranks_text((0, 1, 2, 10, 11, 12, 20))
+    '0-2 10-12 20'
     """
     if not ranks:
         return "-"
     steps = {after - before for before, after in pairwise(ranks)}
-    if len(ranks) < 3 or len(steps) > 1:
-        return " ".join(map(str, ranks))
-    (step,) = steps
-    return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
+    if len(ranks) > 2 and len(steps) == 1:
+        (step,) = steps
+        return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
+    # Neighbours differ from their places in the row by the same number.
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(ranks), key=lambda pair: pair[1] - pair[0])]
+    return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else " ".join(map(str, run)) for run in runs)

@@ -81,7 +81,7 @@ class CostChoice:
     forward: Quantity = None
     """time of a forward (default: 1)"""
     backward: Quantity = None
-    """time of a whole backward (default: 2)"""
+    """time of a whole backward (default: the sum of its parts where both are given, or 2)"""
     input_grad: Quantity = None
     """time of I, a split backward's gradient of the input (default: what W leaves, or half)"""
     weight_grad: Quantity = None
@@ -118,6 +118,9 @@ class CostChoice:
             if value is not None
         }
         if self.costs is None:
+            if self.backward is None and self.input_grad is not None and self.weight_grad is not None:
+                # Without this a whole backward would take 2 whatever its parts take.
+                given["backward"] = self.input_grad + self.weight_grad
             return Costs(**given)
         if given:
             raise UsageError(

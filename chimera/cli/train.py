@@ -27,12 +27,13 @@ from chimera.errors import RunError, UsageError
 from chimera.ir.versions import updates_of_microbatches
 from chimera.launch import place_from_environment, warm_up
 from chimera.models import count_parameters
+from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS, load_config, section_classes, section_types, type_text
 from chimera.train.events import Event, Saved, Started, TrainingResult
 from chimera.train.families import family_of, layers_of
 from chimera.train.folder import check_folder, newest_checkpoint
-from chimera.train.layout import Layout, layers_per_stage, layout_of, predicted_bubble
+from chimera.train.layout import Layout, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 
 __all__ = ["Overrides", "TrainingView", "summary", "train_command"]
@@ -168,7 +169,6 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
     model, schedule = config.model, layout.schedule
     with torch.device("meta"):
         parameters = count_parameters(layers_of(model))
-    stages = " ".join(map(str, layers_per_stage(layout.layer_to_stage)))
     recompute = "" if config.schedule.recompute == "none" else f", {config.schedule.recompute} recompute"
     updates = f" in {max(updates_of_microbatches(schedule)) + 1} updates" if schedule.is_asynchronous else ""
     facts = {
@@ -176,7 +176,7 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         f"{parameters:,} parameters, {config.train.dtype}",
         "ranks": _ranks(config),
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
-        f"{recompute}; layers per stage {stages}",
+        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage)}",
         "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
         f"for equal stages {predicted_bubble(schedule):.1%}",
         "run": f"{config.train.steps} steps, {config.train.out}",

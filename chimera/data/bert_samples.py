@@ -7,11 +7,13 @@ second segment never is the true continuation, and short sequences are not sprin
 """
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from chimera.data.index_cache import Inputs, kept_arrays
 from chimera.data.keyed import NUM_ROUNDS, Purpose, below, keyed_stream, permuted
 from chimera.data.masking import IGNORED_LABEL, Masking, Words
 from chimera.data.tokenizer import Vocabulary
@@ -56,6 +58,8 @@ class BertSamples:
         mlm_probability: share of the word pieces to predict.
         pairs: what the second label asks: whether B is the "next" segment, or whether A and B are in "order".
         words: where words begin and how long masked stretches are; single word pieces when not given.
+        identity: what the documents are a function of; None keeps no files.
+        cache_dir: where the index of first sentences is kept.
 
     Raises:
         ConfigError: an argument outside its range.
@@ -85,6 +89,8 @@ class BertSamples:
         mlm_probability: float = 0.15,
         pairs: Pairs = "next",
         words: Words | None = None,
+        identity: Inputs | None = None,
+        cache_dir: Path | None = None,
     ) -> None:
         check_sample_options(sequence_length=sequence_length, seed=seed, mlm_probability=mlm_probability)
         self.sequence_length = sequence_length
@@ -93,7 +99,12 @@ class BertSamples:
         self._vocabulary = vocabulary
         self._pairs = pairs
         self._masking = Masking(vocabulary, share=mlm_probability, words=words)
-        self._starts = _first_sentences(documents, at_least=2 if pairs == "next" else 1)
+        least = 2 if pairs == "next" else 1
+        options: Inputs = {"starts_version": 1, "pairs": pairs}
+        arrays = kept_arrays(
+            cache_dir, "starts", identity, options, lambda: {"starts": _first_sentences(documents, at_least=least)}
+        )
+        self._starts = arrays["starts"]
         self._epoch: tuple[int, list[int]] | None = None
         if not any(self._masking.maskable[block].any() for block in documents.token_blocks()):
             raise DataError("no sentence has a word piece of the vocabulary, all are unknown: it is another language's")

@@ -17,7 +17,7 @@ from chimera.data.bert_samples import BertSamples
 from chimera.data.config import DataConfig
 from chimera.data.gpt_samples import GptSamples
 from chimera.data.ict_samples import IctSamples
-from chimera.data.index_cache import Arrays, Inputs, cached_arrays, default_cache_dir
+from chimera.data.index_cache import Arrays, Inputs, default_cache_dir, kept_arrays
 from chimera.data.masking import Words
 from chimera.data.samples import BlendedSamples, Samples
 from chimera.data.sources import Part, corpus_parts, dataset_parts
@@ -79,15 +79,16 @@ def build_data(config: DataConfig) -> PretrainingData:
     folder = default_cache_dir() if config.cache_dir is None else Path(config.cache_dir).expanduser()
     found = dataset_parts(config, folder) if config.datasets else corpus_parts(config, folder)
     maker = _Maker(config, found.tokenizer, folder)
+    # First, since it finds ids that the vocabulary does not have.
+    train_counts, heldout_counts = (
+        np.sum([maker.counts(part) for part in parts], axis=0) for parts in (found.train, found.heldout)
+    )
     train, heldout, test = (
         _samples_of(parts, maker, config.weights if side == "training" else (), side=side)
         for side, parts in (("training", found.train), ("held-out", found.heldout), ("test", found.test))
     )
     assert train is not None, "a configuration has something to train on"
     assert heldout is not None, "and something to evaluate on"
-    train_counts, heldout_counts = (
-        np.sum([maker.counts(part) for part in parts], axis=0) for parts in (found.train, found.heldout)
-    )
     return PretrainingData(
         train=train,
         heldout=heldout,
@@ -137,27 +138,24 @@ class _Maker:
 
     def counts(self, part: Part) -> NDArray[np.int64]:
         """Return how often each token occurs; counting a large part takes a while, so it is done once."""
-        if part.identity is None:
-            return token_counts(part.documents, self._tokenizer)
         digest = sha256(self._tokenizer.to_json().encode()).hexdigest()
-        inputs: Inputs = {**part.identity, "kind": "counts", "counts_version": 1, "tokenizer": digest}
+        options: Inputs = {"counts_version": 1, "tokenizer": digest}
 
         def make() -> Arrays:
             return {"counts": token_counts(part.documents, self._tokenizer)}
 
-        return cached_arrays(self._cache_dir, "counts", inputs, make)["counts"]
+        return kept_arrays(self._cache_dir, "counts", part.identity, options, make)["counts"]
 
     def samples(self, part: Part, number: int) -> Samples:
         """Return the samples of a part; datasets of a blend have seeds of their own."""
         config = self._config
         seed = (config.seed + number) % (1 << 63)
-        identity: Inputs | None = part.identity
         if config.samples == "gpt":
             return GptSamples(
                 part.documents,
                 sequence_length=config.sequence_length,
                 seed=seed,
-                identity=identity,
+                identity=part.identity,
                 cache_dir=self._cache_dir,
             )
         if self._spans is not None:
@@ -168,7 +166,7 @@ class _Maker:
                 vocabulary=self._spans,
                 noise_density=config.mlm_probability,
                 mean_span_length=config.mean_span_length,
-                identity=identity,
+                identity=part.identity,
                 cache_dir=self._cache_dir,
             )
         tokenizer = self._word_piece()
@@ -180,7 +178,7 @@ class _Maker:
                 seed=seed,
                 vocabulary=tokenizer.vocabulary,
                 kept_share=config.query_kept,
-                identity=identity,
+                identity=part.identity,
                 cache_dir=self._cache_dir,
             )
         by_words = config.whole_words or config.longest_ngram != 1
@@ -194,6 +192,8 @@ class _Maker:
             words=Words(tokenizer.continuations() if config.whole_words else None, config.longest_ngram)
             if by_words
             else None,
+            identity=part.identity,
+            cache_dir=self._cache_dir,
         )
 
     def _word_piece(self) -> WordPiece:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chimera.data.bert_samples import check_sample_options
-from chimera.data.index_cache import Arrays, Inputs, cached_arrays
+from chimera.data.index_cache import Arrays, Inputs, kept_arrays
 from chimera.data.keyed import NUM_ROUNDS, Purpose, below, keyed_stream, permuted
 from chimera.data.samples import Sample
 from chimera.data.tokenizer import Vocabulary
@@ -87,11 +87,8 @@ class IctSamples:
         self._vocabulary = vocabulary
         self._kept_share = kept_share
         room = sequence_length - _NUM_FRAME_TOKENS
-        if identity is None or cache_dir is None:
-            arrays: Arrays = _blocks_of(documents, room)
-        else:
-            inputs: Inputs = {**identity, "kind": "blocks", "blocks_version": _VERSION, "room": room}
-            arrays = cached_arrays(cache_dir, "blocks", inputs, lambda: _blocks_of(documents, room))
+        options: Inputs = {"blocks_version": _VERSION, "room": room}
+        arrays = kept_arrays(cache_dir, "blocks", identity, options, lambda: _blocks_of(documents, room))
         self._blocks = arrays["blocks"]
         self._epoch: tuple[int, list[int]] | None = None
         if not len(self._blocks):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from chimera.errors import DataError
 
-__all__ = ["Arrays", "Inputs", "cached_arrays", "default_cache_dir", "locked"]
+__all__ = ["Arrays", "Inputs", "cached_arrays", "default_cache_dir", "kept_arrays", "locked"]
 
 Arrays = Mapping[str, NDArray[Any]]
 Inputs = Mapping[str, str | int | float | bool | None]
@@ -61,6 +61,23 @@ def cached_arrays(folder: Path, kind: str, inputs: Inputs, make: Callable[[], Ar
                 "can be written"
             ) from error
     return _load(path, text)
+
+
+def kept_arrays(
+    folder: Path | None, kind: str, identity: Inputs | None, options: Inputs, make: Callable[[], Arrays]
+) -> Arrays:
+    """Do as ``cached_arrays`` for what is made of documents with an identity; where they have none, only make.
+
+    Args:
+        folder: of the cache; None where nothing is kept.
+        kind: what the arrays are.
+        identity: what the documents are a function of, see ``IndexedPart``.
+        options: what else the arrays are a function of.
+        make: returns them by name.
+    """
+    if folder is None or identity is None:
+        return make()
+    return cached_arrays(folder, kind, {**identity, **options, "kind": kind}, make)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from chimera.data.index_cache import Arrays, Inputs, cached_arrays
+from chimera.data.index_cache import Arrays, Inputs, kept_arrays
 from chimera.data.keyed import NUM_ROUNDS, Purpose, keyed_stream, permuted
 from chimera.data.tokens import TokenArray, TokenizedDocuments
 from chimera.errors import DataError
@@ -23,7 +23,7 @@ __all__ = ["PackedPieces", "pack", "shuffled"]
 _VERSION: Final = 1
 _NARROW: Final = 1 << 31
 
-Compiled = Callable[..., Any]
+_Compiled = Callable[..., Any]
 
 
 class PackedPieces:
@@ -75,8 +75,9 @@ class PackedPieces:
         self._seed = seed
         self._identity = identity
         self._cache_dir = cache_dir
-        self._starts, self._ends = documents.document_bounds()
-        num_tokens = int((self._ends - self._starts).sum())
+        bounds = kept_arrays(cache_dir, "bounds", identity, {"bounds_version": 1}, lambda: _bounds_of(documents))
+        self._starts, self._ends = bounds["starts"], bounds["ends"]
+        num_tokens = documents.num_tokens
         self.num_pieces = (num_tokens - overlap) // self._step if num_tokens > overlap else 0
         self._epoch: tuple[int, NDArray[Any], NDArray[Any], list[int]] | None = None
         if not self.num_pieces:
@@ -108,19 +109,14 @@ class PackedPieces:
     def _epoch_of(self, epoch: int) -> tuple[NDArray[Any], NDArray[Any], list[int]]:
         """The arrays of an epoch, and the keys of its pieces' order."""
         if self._epoch is None or self._epoch[0] != epoch:
-            if self._identity is None or self._cache_dir is None:
-                arrays = self._make(epoch)
-            else:
-                inputs: Inputs = {
-                    **self._identity,
-                    "kind": "packing",
-                    "packing_version": _VERSION,
-                    "seed": self._seed,
-                    "epoch": epoch,
-                    "length": self.length,
-                    "step": self._step,
-                }
-                arrays = cached_arrays(self._cache_dir, "packing", inputs, lambda: self._make(epoch))
+            options: Inputs = {
+                "packing_version": _VERSION,
+                "seed": self._seed,
+                "epoch": epoch,
+                "length": self.length,
+                "step": self._step,
+            }
+            arrays = kept_arrays(self._cache_dir, "packing", self._identity, options, lambda: self._make(epoch))
             keys = keyed_stream(self._seed, epoch, Purpose.ORDER).random_raw(NUM_ROUNDS).tolist()
             self._epoch = (epoch, arrays["order"], arrays["places"], keys)
         return self._epoch[1:]
@@ -129,6 +125,11 @@ class PackedPieces:
         key = int(keyed_stream(self._seed, epoch, Purpose.DOCUMENTS).random_raw())
         order = shuffled(len(self._starts), key)
         return {"order": order, "places": pack(self._ends - self._starts, order, self.num_pieces, self._step)}
+
+
+def _bounds_of(documents: TokenizedDocuments) -> Arrays:
+    starts, ends = documents.document_bounds()
+    return {"starts": starts, "ends": ends}
 
 
 def shuffled(size: int, key: int) -> NDArray[Any]:
@@ -148,7 +149,7 @@ def pack(lengths: NDArray[np.int64], order: NDArray[Any], num_pieces: int, step:
 
 
 @cache
-def _compiled() -> tuple[Compiled, Compiled]:
+def _compiled() -> tuple[_Compiled, _Compiled]:
     """The two loops, compiled on first use and then kept by numba on disk."""
     from chimera.data.packing_loops import fill_places, shuffle
 

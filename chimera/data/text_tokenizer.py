@@ -6,7 +6,7 @@ that no special id comes out of a sentence except the one of unknown words. Refu
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from tokenizers import Tokenizer
 from chimera.errors import DataError, nearest_names
 
 __all__ = ["Ids", "TextTokenizer"]
+
+# What the library returns holds far more than ids, so larger batches are slower: they fall out of the caches.
+_BATCH: Final = 1000
 
 
 class Ids(Protocol):
@@ -72,8 +75,12 @@ class TextTokenizer:
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each sentence, without any frame; a sentence may have none."""
-        encodings = self._tokenizer.encode_batch_fast(list(sentences), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+        ids: list[list[int]] = []
+        for first in range(0, len(sentences), _BATCH):
+            some = list(sentences[first : first + _BATCH])
+            encodings = self._tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            ids += [encoding.ids for encoding in encodings]
+        return ids
 
     def encode_flat(self, sentences: Sequence[str], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the ids of all sentences, one after another, and how many each has."""

@@ -75,7 +75,12 @@ class TokenizedDocuments:
     @property
     def num_tokens(self) -> int:
         """Tokens of all sentences."""
-        return int((self.sentence_ends - self.sentence_starts).sum())
+        bounds = range(0, self.num_sentences, _BLOCK_TOKENS)
+        some = (
+            (self.sentence_starts[at : at + _BLOCK_TOKENS], self.sentence_ends[at : at + _BLOCK_TOKENS])
+            for at in bounds
+        )
+        return sum(int((ends - starts).sum()) for starts, ends in some)
 
     def sentence(self, index: int) -> TokenArray:
         """Return the token ids of one sentence, counted over all documents."""

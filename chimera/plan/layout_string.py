@@ -1,4 +1,4 @@
-"""The cut of a model into stages as Megatron-LM writes it: ``Et*3|(tt|)*29,m|L``.
+"""The cut of a model into stages, by number of blocks and as Megatron-LM writes it: ``Et*3|(tt|)*29,m|L``.
 
 ``E`` is the embedding, ``t`` a transformer block, ``m`` a block that predicts further words, ``L`` the head with its
 loss; ``|`` ends a stage, ``*n`` repeats what stands before it, a letter or a parenthesis, and commas only please the
@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from chimera.errors import UsageError
+from chimera.plan.partition import partition
 
-__all__ = ["cut_from_layout", "format_layout", "parse_layout"]
+__all__ = ["cut_by_count", "cut_from_layout", "format_layout", "layout_of_cut", "parse_layout"]
 
 _SYMBOL = re.compile(r"[EtmL|()]|\*\d+|[,\s]")
 _MOST_LAYERS = 100_000
@@ -99,6 +100,31 @@ def cut_from_layout(text: str, num_blocks: int) -> tuple[int, ...]:
             f"E first, then the model's {num_blocks} t, then one L"
         )
     return tuple(number for number, stage in enumerate(stages) for _ in stage)
+
+
+def cut_by_count(num_blocks: int, num_stages: int) -> tuple[int, ...]:
+    """Return the cut with numbers of blocks that differ by at most one; the embedding goes first, the head last.
+
+    >>> cut_by_count(5, 2)
+    (0, 0, 0, 0, 1, 1, 1)
+
+    Raises:
+        UsageError: more stages than blocks.
+    """
+    return (0, *partition([1.0] * num_blocks, num_stages), num_stages - 1)
+
+
+def layout_of_cut(layer_to_stage: Sequence[int]) -> str:
+    """Return the layout of an embedding, blocks and a head of which each layer's stage is given.
+
+    >>> layout_of_cut((0, 0, 1, 1, 2))
+    'Et|tt|L'
+    """
+    letters = "E" + "t" * (len(layer_to_stage) - 2) + "L"
+    stages = [""] * (layer_to_stage[-1] + 1)
+    for letter, stage in zip(letters, layer_to_stage, strict=True):
+        stages[stage] += letter
+    return format_layout(stages)
 
 
 def _letters(stage: str) -> str:

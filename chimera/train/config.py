@@ -92,6 +92,8 @@ class ParallelOptions:
         data: replicas d of the whole pipeline, each on its own share of the batch.
         tensor: ranks t that share each layer; adjacent ones do.
         sequence: whether these divide the sequence between tensor-parallel regions, and so keep no activation twice.
+        cut: of the layers into stages: cost (the heaviest stage as light as can be), count (numbers of blocks that
+            differ by at most one), or Megatron-LM's layout, such as Ett|ttt|tL.
         shard_optimizer: whether the replicas of a stage (routes times d) each update a part of its weights, so that no
             optimizer state is kept twice.
         bucket_mib: MiB of gradients that are summed at once, while later ones are still being computed.
@@ -101,6 +103,7 @@ class ParallelOptions:
     data: int = 1
     tensor: int = 1
     sequence: bool = False
+    cut: str = "cost"
     shard_optimizer: bool = False
     bucket_mib: float = DEFAULT_BUCKET_BYTES / 2**20
 

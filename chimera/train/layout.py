@@ -15,13 +15,14 @@ from chimera.ir.costs_file import read_costs
 from chimera.ir.schedule import Schedule
 from chimera.ir.schedule_file import read_schedule
 from chimera.passes.derived import has_backward
+from chimera.plan.layout_string import cut_by_count, cut_from_layout
 from chimera.plan.partition import partition
 from chimera.schedules import SCHEDULES, build_schedule
 from chimera.simulate import simulate
 from chimera.train.config import ScheduleOptions, TrainConfig
 from chimera.train.families import family_of
 
-__all__ = ["Layout", "layers_per_stage", "layout_of", "predicted_bubble"]
+__all__ = ["Layout", "layout_of", "predicted_bubble"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def layout_of(config: TrainConfig) -> Layout:
             f"try {config.train.microbatch_size - 1 or 2} or {config.train.microbatch_size + 1}"
         )
     runs = config.train.accumulation_runs * config.parallel.data
-    layer_to_stage = partition(family_of(config.model).costs(config.model, config.data), schedule.num_stages)
+    layer_to_stage = _cut(config, schedule.num_stages)
     if schedule.is_asynchronous:
         _require_own_updates(config, layer_to_stage)
     return Layout(
@@ -81,6 +82,31 @@ def layout_of(config: TrainConfig) -> Layout:
         schedule.num_microbatches,
         schedule.num_microbatches * runs,
     )
+
+
+def _cut(config: TrainConfig, num_stages: int) -> tuple[int, ...]:
+    """Return the stage of each layer, as ``parallel.cut`` says."""
+    how = config.parallel.cut
+    costs = family_of(config.model).costs(config.model, config.data)
+    if how == "cost":
+        return partition(costs, num_stages)
+    if len(costs) != config.model.num_layers + 2:
+        raise ConfigError(
+            f"[parallel] cut = {how!r} speaks of one row of blocks between embeddings and head, and a model of family "
+            f"{config.model.family!r} has two; set cut to cost"
+        )
+    if how == "count":
+        return cut_by_count(config.model.num_layers, num_stages)
+    try:
+        cut = cut_from_layout(how, config.model.num_layers)
+    except UsageError as error:
+        raise ConfigError(f"[parallel] cut is neither cost nor count, but a layout: {error}") from error
+    if cut[-1] + 1 != num_stages:
+        raise ConfigError(
+            f"[parallel] cut = {how!r} has {cut[-1] + 1} stages, the schedule {config.schedule.name!r} has "
+            f"{num_stages}; write as many, cut by cost, or change parallel.pipeline or the schedule's chunks"
+        )
+    return cut
 
 
 def _require_own_updates(config: TrainConfig, layer_to_stage: Sequence[int]) -> None:
@@ -116,15 +142,6 @@ def _require_own_updates(config: TrainConfig, layer_to_stage: Sequence[int]) -> 
 def predicted_bubble(schedule: Schedule) -> float:
     """Return the idle share of a step with equal stages, a backward of two forwards and free messages."""
     return simulate(schedule, Costs(forward=1.0, backward=2.0)).bubble_fraction
-
-
-def layers_per_stage(layer_to_stage: Sequence[int]) -> tuple[int, ...]:
-    """Return how many layers each stage has.
-
-    >>> layers_per_stage((0, 0, 1, 2))
-    (2, 1, 1)
-    """
-    return tuple(layer_to_stage.count(stage) for stage in range(layer_to_stage[-1] + 1))
 
 
 def _schedule(options: ScheduleOptions, ranks: int) -> Schedule:

@@ -54,7 +54,7 @@ def test_a_run_says_what_it_is(trained, folder):
     lines = trained.splitlines()
     assert re.fullmatch(r"model     BERT, 2 layers, hidden size 16, [\d,]+ parameters, fp32", lines[0])
     assert lines[1] == "ranks     2 = 2 pipeline x 1 data"
-    assert lines[2] == "schedule  chimera, 4 micro-batches of 2 samples; layers per stage 2 2"
+    assert lines[2] == "schedule  chimera, 4 micro-batches of 2 samples; stages Et|tL"
     assert lines[3] == "step      8 samples of 16 tokens; idle share predicted for equal stages 0.0%"
     assert lines[4] == f"run       4 steps, {folder / 'trained'}"
     assert re.fullmatch(
@@ -87,7 +87,7 @@ def test_a_schedule_written_by_hand_trains(folder):
         [*CHIMERA, *words(folder, "hand", *more)], capture_output=True, text=True, check=False, timeout=120
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "schedule  by-hand, 4 micro-batches of 2 samples; layers per stage 1 1 1 1" in done.stdout
+    assert "schedule  by-hand, 4 micro-batches of 2 samples; stages E|t|t|L" in done.stdout
     by_hand, by_name = ([row["loss"] for row in rows(folder, out)] for out in ("hand", "trained"))
     assert len(by_hand) == 4
     assert by_hand == pytest.approx(by_name[:4], rel=1e-5)

@@ -161,6 +161,8 @@ def test_a_table_of_hugging_face_is_a_source(tmp_path):
         open_huggingface(str(tmp_path / "nothing"))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_shards_of_mosaicml_are_a_source(tmp_path):
     """Shards written by its own writer come out as micro-batches."""
     streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chimera.errors import UsageError
-from chimera.plan.layout_string import cut_from_layout, format_layout, parse_layout
+from chimera.plan.layout_string import cut_by_count, cut_from_layout, format_layout, layout_of_cut, parse_layout
 
 
 def test_the_layout_of_megatrons_documentation_is_read():
@@ -77,3 +77,21 @@ def test_a_layout_of_another_model_is_refused(text, told):
     """What it has is counted beside what the model has."""
     with pytest.raises(UsageError, match=told):
         cut_from_layout(text, 3)
+
+
+@given(st.integers(1, 40), st.data())
+def test_a_cut_by_count_is_even_and_written_as_a_layout(num_blocks, data):
+    """Blocks per stage differ by at most one, none is lost, and the layout gives the cut back."""
+    num_stages = data.draw(st.integers(1, num_blocks))
+    cut = cut_by_count(num_blocks, num_stages)
+    blocks = [cut[1:-1].count(stage) for stage in range(num_stages)]
+    assert sum(blocks) == num_blocks
+    assert max(blocks) - min(blocks) <= 1
+    assert (cut[0], cut[-1]) == (0, num_stages - 1)
+    assert cut_from_layout(layout_of_cut(cut), num_blocks) == cut
+
+
+def test_more_stages_than_blocks_are_refused():
+    """A stage without a block is only made by a layout that says so."""
+    with pytest.raises(UsageError, match="got 4 stages for 3 layers"):
+        cut_by_count(3, 4)

@@ -144,6 +144,13 @@ def test_commands_make_the_order_for_their_costs(capsys, tmp_path):
     assert main(["schedule", "compare", "zb-h1", "zb-1p", *SIZES, *UNEVEN, "--memory-limit", "4"]) == 0
 
 
+def test_a_whole_backward_takes_what_its_parts_take(capsys):
+    """Where I and W are given and B is not, B is their sum, not the default."""
+    costs = ["--forward", "4", "--input-grad", "4", "--weight-grad", "3"]
+    assert main(["schedule", "show", "1f1b", *SIZES, *costs]) == 0
+    assert "makespan 121," in capsys.readouterr().out  # (m + p − 1)(F + I + W)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -11,10 +11,11 @@ from chimera.errors import ConfigError, UsageError
 from chimera.ir.checks import check
 from chimera.models import bert_layers, count_parameters
 from chimera.passes.lower import lower
+from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config_file import SECTIONS, load_config, make_config, to_toml
 from chimera.train.families import layers_of
 from chimera.train.layer_costs import bert_layer_costs
-from chimera.train.layout import layers_per_stage, layout_of, predicted_bubble
+from chimera.train.layout import layout_of, predicted_bubble
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 
@@ -42,8 +43,8 @@ def test_every_shipped_configuration_runs(path):
     layout = layout_of(config)
     check(lower(layout.schedule, reduce=config.schedule.reduce))
     assert layout.schedule.num_ranks == config.parallel.pipeline
-    assert min(layers_per_stage(layout.layer_to_stage)) >= 1
-    assert sum(layers_per_stage(layout.layer_to_stage)) == len(meta_layers(config))
+    assert set(layout.layer_to_stage) == set(range(layout.schedule.num_stages))
+    assert len(layout.layer_to_stage) == len(meta_layers(config))
     assert config.train.out == f"runs/{path.stem}"
     assert config.learning_rate.total_steps == config.train.steps
 
@@ -204,7 +205,27 @@ def test_layers_are_cut_by_their_cost(tmp_path):
     costs = bert_layer_costs(config.model, config.data)
     assert costs[1:-1] == (4 * s * h * h + 2 * s * s * h + 2 * s * h * 4 * h,) * 8
     assert costs[-1] == 2 * (h * h + h * v) + h * h + 2 * h
-    assert layers_per_stage(layout_of(config).layer_to_stage) == (3, 3, 3, 1)
+    assert layout_of_cut(layout_of(config).layer_to_stage) == "Ett|ttt|ttt|L"
+
+
+@pytest.mark.parametrize(
+    ("cut", "layout"),
+    [
+        ("count", "Ett|tt|tt|ttL"),
+        ("Et|t*5|t|tL", "Et|t*5|t|tL"),
+        ("E|t*8|(|)*0,L", None),
+        ("Et*8L", None),
+        ("even", None),
+    ],
+)
+def test_layers_are_cut_as_asked(tmp_path, cut, layout):
+    """By number of blocks, or as a layout of Megatron-LM's says, which has to have as many stages and blocks."""
+    config = small_config(tmp_path, model__num_layers=8, parallel__pipeline=4, parallel__cut=cut)
+    if layout is not None:
+        assert layout_of_cut(layout_of(config).layer_to_stage) == layout
+        return
+    with pytest.raises(ConfigError, match=r"\[parallel\] cut"):
+        layout_of(config)
 
 
 def test_backward_halving_runs_half_micro_batches(tmp_path):
@@ -291,3 +312,13 @@ def test_the_ten_models_of_megatrons_table_are_configured(path):
     table = {1.7: (32, 512), 3.6: (64, 512), 7.5: (128, 512), 18.4: (256, 1024), 39.1: (512, 1536)}
     table |= {76.1: (1024, 1792), 145.6: (1536, 2304), 310.1: (1920, 2160), 529.6: (2520, 2520), 1008: (3072, 3072)}
     assert (config.world_size, layout_of(config).global_batch) == table[size]
+
+
+def test_lists_of_any_length_are_read_and_written(tmp_path):
+    """Datasets and weights come from a file or an override, as TOML lists, and read back; a wrong item is named."""
+    overrides = {"data.corpus": "bundled", "data.datasets": '["a", "b"]', "data.weights": "[1, 0.5]"}
+    config = make_config(small_document(tmp_path), overrides)
+    assert (config.data.datasets, config.data.weights) == (("a", "b"), (1.0, 0.5))
+    assert make_config(tomllib.loads(to_toml(config))) == config
+    with pytest.raises(ConfigError, match=r"data\.weights = \['a'\]; needed: a list, each item a number"):
+        make_config(small_document(tmp_path), {"data.weights": '["a"]'})
