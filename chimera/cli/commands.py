@@ -49,6 +49,7 @@ COMMANDS = (
     ),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
     Command("bench reduce", "chimera.cli.bench_reduce:bench_reduce", "Measure where gradient reductions cost least."),
+    Command("bench train", "chimera.cli.bench_train:bench_train", "Time a training step beside transformers."),
     Command("bench data", "chimera.cli.bench_data:bench_data", "Measure tokenising, samples and indices."),
     Command("bench simulate", "chimera.cli.bench_simulate:bench_simulate", "Time building, checking and simulating."),
 )

@@ -94,8 +94,8 @@ def demo(
     found = DemoSummary(
         vocabulary_size=config.model.vocab_size,
         unigram_entropy=result.unigram_entropy,
-        heldout_mlm_before=result.evaluations[0].heldout_mlm_loss,
-        heldout_mlm_after=result.evaluations[-1].heldout_mlm_loss,
+        heldout_mlm_before=result.evaluations[0].terms["mlm"],
+        heldout_mlm_after=result.evaluations[-1].terms["mlm"],
         steps=steps,
         tokens=steps * layout_of(config).global_batch * _SEQUENCE_LENGTH,
         seconds=time.monotonic() - began,
@@ -228,7 +228,7 @@ def _write_figures(
         "training": ([row["step"] for row in rows], [row["mlm_loss"] for row in rows]),
         "held out": (
             [row.step for row in result.evaluations],
-            [row.heldout_mlm_loss for row in result.evaluations],
+            [row.terms["mlm"] for row in result.evaluations],
         ),
     }
     plot_curve(

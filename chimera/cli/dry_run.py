@@ -17,7 +17,7 @@ from chimera.ir.schedule import Placement
 from chimera.plan.buffers import StateBytes
 from chimera.plan.ranks import RankGrid
 from chimera.train.config import TrainConfig
-from chimera.train.dry_run import RankHolds, holds_of_ranks
+from chimera.train.dry_run import RankHolds, embedding_stages, holds_of_ranks
 from chimera.train.layout import Layout, predicted_bubble
 
 __all__ = ["print_dry_run", "print_dry_run_json"]
@@ -34,11 +34,11 @@ _HOLDS_LEGEND: Final = (
 def print_dry_run(out: Console, config: TrainConfig, layout: Layout) -> None:
     """Print the tables of ranks and of what they hold."""
     grid, placement = config.grid, layout.schedule.placement
-    holds = holds_of_ranks(config, layout)
+    holds, shared = holds_of_ranks(config, layout), embedding_stages(config, layout)
     out.print()
     headings = ("rank", "tensor", "data", "pipeline", "shares layers with", "replicas", "pipeline ranks", "embeddings")
     ranks = _shown(grid)
-    print_table(out, headings, [_rank_row(rank, grid, placement, config, holds) for rank in ranks])
+    print_table(out, headings, [_rank_row(rank, grid, placement, shared, holds) for rank in ranks])
     if len(ranks) < grid.size:
         print_wrapped(
             out,
@@ -58,7 +58,7 @@ def print_dry_run(out: Console, config: TrainConfig, layout: Layout) -> None:
 def print_dry_run_json(config: TrainConfig, layout: Layout) -> None:
     """Print the same as one JSON object."""
     grid, placement, schedule = config.grid, layout.schedule.placement, layout.schedule
-    holds = holds_of_ranks(config, layout)
+    holds, shared = holds_of_ranks(config, layout), embedding_stages(config, layout)
     json_form.dump(
         {
             "world_size": grid.size,
@@ -76,7 +76,7 @@ def print_dry_run_json(config: TrainConfig, layout: Layout) -> None:
                     "tensor_group": grid.tensor_group(rank),
                     "data_group": grid.data_group(rank),
                     "pipeline_group": grid.pipeline_group(rank),
-                    "embedding_group": _embedding_group(rank, grid, placement, config),
+                    "embedding_group": _embedding_group(rank, grid, placement, shared),
                 }
                 for rank in range(grid.size)
             ],
@@ -94,7 +94,7 @@ def _shown(grid: RankGrid) -> list[int]:
 
 
 def _rank_row(
-    rank: int, grid: RankGrid, placement: Placement, config: TrainConfig, holds: Sequence[RankHolds]
+    rank: int, grid: RankGrid, placement: Placement, shared: Sequence[int], holds: Sequence[RankHolds]
 ) -> list[str]:
     place = grid.place(rank)
     replicas = {other for stage in holds[place.pipeline].stages for other in placement.ranks_of(stage)}
@@ -106,16 +106,14 @@ def _rank_row(
         _ranks_text(grid.tensor_group(rank)),
         _ranks_text(grid.holders(rank, replicas)),
         _ranks_text(grid.pipeline_group(rank)),
-        _ranks_text(_embedding_group(rank, grid, placement, config)),
+        _ranks_text(_embedding_group(rank, grid, placement, shared)),
     ]
 
 
-def _embedding_group(rank: int, grid: RankGrid, placement: Placement, config: TrainConfig) -> tuple[int, ...]:
-    """Return the ranks that sum the gradient of the tied word embedding together with ``rank``, if it has that."""
-    ends = {holder for stage in (0, placement.num_stages - 1) for holder in placement.ranks_of(stage)}
-    if not config.model.tied_decoder or grid.place(rank).pipeline not in ends:
-        return ()
-    return grid.holders(rank, ends)
+def _embedding_group(rank: int, grid: RankGrid, placement: Placement, shared: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks of the ``shared`` stages that sum the word embedding's gradient together with ``rank``."""
+    holders = {holder for stage in shared for holder in placement.ranks_of(stage)}
+    return grid.holders(rank, holders) if grid.place(rank).pipeline in holders else ()
 
 
 def _holds_row(place: int, held: RankHolds) -> list[str]:

@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -26,17 +26,20 @@ from chimera.cli.training import PRELOAD, run_joined, run_local
 from chimera.errors import RunError, UsageError
 from chimera.ir.versions import updates_of_microbatches
 from chimera.launch import place_from_environment, warm_up
-from chimera.models import bert_layers, count_parameters
+from chimera.models import count_parameters
 from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config import TrainConfig
-from chimera.train.config_file import SECTIONS, load_config, type_text
+from chimera.train.config_file import SECTIONS, load_config, section_classes, section_types, type_text
 from chimera.train.events import Event, Saved, Started, TrainingResult
+from chimera.train.families import family_of, layers_of
 from chimera.train.folder import check_folder, newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 
 __all__ = ["Overrides", "TrainingView", "summary", "train_command"]
 
+_OVER_WORDS: Final = ("mlm", "lm")
+"""Loss terms over the words of the vocabulary, which compare with their entropy."""
 _LINES_OF_A_RUN: Final = 20
 """About so many lines of steps where there is no terminal."""
 
@@ -44,23 +47,26 @@ _LINES_OF_A_RUN: Final = 20
 @cache
 def _overrides_of(section: str) -> type[Any]:
     """Return a dataclass with an optional text for each option of a section, and the section's own help."""
-    type_ = SECTIONS[section]
-    help_of = _attribute_help(type_)
+    help_of, fields = {}, {}
+    for class_ in section_classes(section):
+        help_of |= _attribute_help(class_)
+        for option in dataclasses.fields(class_):
+            fields.setdefault(option.name, []).append(option)
     options = [
         (
-            option.name,
+            name,
             Annotated[
                 str | None,
                 arg(
                     constructor=str,
-                    metavar=type_text(section, option.name),
-                    help=help_of[option.name],
-                    help_behavior_hint=_default_hint(option),
+                    metavar=type_text(section, name),
+                    help=help_of[name],
+                    help_behavior_hint=_default_hint(found),
                 ),
             ],
             dataclasses.field(default=None),
         )
-        for option in dataclasses.fields(type_)
+        for name, found in fields.items()
     ]
     made: type[Any] = dataclasses.make_dataclass(
         f"{section.title()}Overrides",
@@ -81,10 +87,15 @@ def _attribute_help(type_: type[Any]) -> dict[str, str]:
     return found
 
 
-def _default_hint(option: "dataclasses.Field[Any]") -> str:
-    if option.default is dataclasses.MISSING or option.default is None:
+def _default_hint(options: "Sequence[dataclasses.Field[Any]]") -> str:
+    """Return the default of an option, which families may have different ones of."""
+    defaults = dict.fromkeys(option.default for option in options)
+    if len(defaults) > 1:
+        return "(default: by family)"
+    (default,) = defaults
+    if default is dataclasses.MISSING or default is None:
         return ""
-    return f"(default: {str(option.default).lower() if isinstance(option.default, bool) else option.default})"
+    return f"(default: {str(default).lower() if isinstance(default, bool) else default})"
 
 
 Overrides: Any = dataclasses.make_dataclass(
@@ -157,12 +168,12 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
     """Return what a run is, in a few lines, before it starts."""
     model, schedule = config.model, layout.schedule
     with torch.device("meta"):
-        parameters = count_parameters(bert_layers(model))
+        parameters = count_parameters(layers_of(model))
     recompute = "" if config.schedule.recompute == "none" else f", {config.schedule.recompute} recompute"
     updates = f" in {max(updates_of_microbatches(schedule)) + 1} updates" if schedule.is_asynchronous else ""
     facts = {
-        "model": f"BERT, {model.num_layers} layers, hidden size {model.hidden_size}, {parameters:,} parameters, "
-        f"{config.train.dtype}",
+        "model": f"{family_of(model).title}, {model.num_layers} layers, hidden size {model.hidden_size}, "
+        f"{parameters:,} parameters, {config.train.dtype}",
         "ranks": _ranks(config),
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
         f"{recompute}; stages {layout_of_cut(layout.layer_to_stage)}",
@@ -230,9 +241,13 @@ class TrainingView:
             case StepMetrics():
                 self._show_step(event)
             case EvaluationMetrics():
+                right = (
+                    f", {event.told_right.upper()} right {event.accuracy:.1%}"
+                    if event.told_right is not None and event.accuracy is not None
+                    else ""
+                )
                 self.out.print(
-                    f"step {event.step:>{len(str(self._steps))}}  held-out: MLM {event.heldout_mlm_loss:.4f}, NSP "
-                    f"{event.heldout_nsp_loss:.4f}, NSP right {event.heldout_nsp_accuracy:.1%}"
+                    f"step {event.step:>{len(str(self._steps))}}  held-out: {_terms_text(event.terms, ', ')}{right}"
                 )
             case Saved() if self._bar is None:
                 self.out.print(f"saved {event.path}")
@@ -253,14 +268,23 @@ class TrainingView:
     def _show_step(self, event: StepMetrics) -> None:
         self.step = event.step
         if self._bar is not None and self._task is not None:
-            note = f"MLM {event.mlm_loss:.3f}  NSP {event.nsp_loss:.3f}  {event.tokens_per_s:,.0f} tokens/s"
+            note = f"{_terms_text(event.terms, '  ', digits=3)}  {event.tokens_per_s:,.0f} tokens/s"
             self._bar.update(self._task, completed=event.step, note=note)
         elif event.step % self._every == 0 or event.step == self._steps:
             self.out.print(
-                f"step {event.step:>{len(str(self._steps))}}  MLM {event.mlm_loss:.4f}, NSP {event.nsp_loss:.4f}, "
+                f"step {event.step:>{len(str(self._steps))}}  {_terms_text(event.terms, ', ')}, "
                 f"{_norm_text(event)}, {event.tokens_per_s:,.0f} tokens/s, "
                 f"idle {event.bubble_fraction:.1%}"
             )
+
+
+def _terms_text(terms: Mapping[str, float], between: str, *, digits: int = 4) -> str:
+    """Write loss terms.
+
+    >>> _terms_text({"mlm": 7.25, "nsp": 0.5}, ", ")
+    'MLM 7.2500, NSP 0.5000'
+    """
+    return between.join(f"{name.upper()} {value:.{digits}f}" for name, value in terms.items())
 
 
 def _norm_text(event: StepMetrics) -> str:
@@ -272,10 +296,10 @@ def _norm_text(event: StepMetrics) -> str:
 def _given(overrides: Any) -> Mapping[str, str]:
     """Return the options that were set, by section.key."""
     return {
-        f"{section}.{option.name}": value
+        f"{section}.{name}": value
         for section in SECTIONS
-        for option in dataclasses.fields(SECTIONS[section])
-        if (value := getattr(getattr(overrides, section), option.name)) is not None
+        for name in section_types(section)
+        if (value := getattr(getattr(overrides, section), name)) is not None
     }
 
 
@@ -285,12 +309,15 @@ def _outcome(result: TrainingResult) -> list[str]:
         lines.append(f"all {result.steps} steps were done already; raise --train.steps to go on")
     if result.evaluations:
         first, last = result.evaluations[0], result.evaluations[-1]
-        below = result.unigram_entropy - last.heldout_mlm_loss
-        lines.append(
-            f"held-out MLM loss {first.heldout_mlm_loss:.4f} at step {first.step}, {last.heldout_mlm_loss:.4f} at step "
-            f"{last.step}: {abs(below):.4f} nats {'below' if below > 0 else 'above'} the unigram entropy "
-            f"{result.unigram_entropy:.4f}"
-        )
+        (name, before), (_, after) = first.first_term, last.first_term
+        line = f"held-out {name.upper()} loss {before:.4f} at step {first.step}, {after:.4f} at step {last.step}"
+        if name in _OVER_WORDS:
+            below = result.unigram_entropy - after
+            line += (
+                f": {abs(below):.4f} nats {'below' if below > 0 else 'above'} the unigram entropy "
+                f"{result.unigram_entropy:.4f}"
+            )
+        lines.append(line)
     if result.last is not None and result.last.gather_ms and result.last.gather_hidden_ms is not None:
         lines.append(
             f"updated weights were gathered for {result.last.gather_ms:.1f} ms of the last step, "

@@ -15,7 +15,14 @@ from torch.nn import functional
 
 from chimera.models.config import TransformerConfig, require_count
 from chimera.models.losses import IGNORED_LABEL, Term, count_labels, cross_entropy_term
-from chimera.models.transformer import Decoder, TransformerBlock, first_positions, initialise, padding_mask
+from chimera.models.transformer import (
+    BlockForm,
+    Decoder,
+    TransformerBlock,
+    first_positions,
+    initialise,
+    padding_mask,
+)
 from chimera.tensor.dropout import dropout
 from chimera.tensor.linear import Linear
 from chimera.tensor.parallel import ALONE, TensorParallel
@@ -101,7 +108,7 @@ class BertBlock(TransformerBlock):
     fields: ClassVar[tuple[str, ...]] = ("attention_mask",)
 
     def __init__(self, config: BertConfig, parallel: TensorParallel = ALONE) -> None:
-        super().__init__(config, parallel, causal=False, gelu="none")
+        super().__init__(config, parallel, form=BlockForm(causal=False, activation="gelu"))
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Map ``[b, s, h]``, or this rank's part, to as much.
@@ -180,10 +187,12 @@ class BertPretrainingLoss:
     Attributes:
         fields: of the micro-batch that it takes.
         terms: names of the terms.
+        told_right: the term whose right answers ``num_right`` counts.
     """
 
     fields: ClassVar[tuple[str, ...]] = ("mlm_labels", "nsp_labels")
     terms: ClassVar[tuple[str, ...]] = ("mlm", "nsp")
+    told_right: ClassVar[str | None] = "nsp"
 
     def __init__(self, vocabulary: Vocabulary | None = None) -> None:
         self.vocabulary = vocabulary
@@ -202,3 +211,7 @@ class BertPretrainingLoss:
     def counts(self, target: Mapping[str, Tensor]) -> dict[str, int]:
         """Return the count of each term."""
         return {"mlm": count_labels(target["mlm_labels"]), "nsp": count_labels(target["nsp_labels"])}
+
+    def num_right(self, output: tuple[Tensor, Tensor], target: Mapping[str, Tensor]) -> int:
+        """Return how many next sentences are told right."""
+        return int((output[1].argmax(-1) == target["nsp_labels"]).sum())

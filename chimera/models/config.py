@@ -6,10 +6,15 @@ own options in its own file. Knows no layers and no torch.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from chimera.errors import ConfigError
 
-__all__ = ["TransformerConfig", "require_count", "require_divisible"]
+__all__ = ["Family", "TransformerConfig", "require_count", "require_divisible"]
+
+
+Family = Literal["bert", "gpt", "llama", "t5", "ict"]
+"""An architecture by name; each has a configuration class of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +22,7 @@ class TransformerConfig:
     """Sizes of a transformer; the fields are the keys of the ``[model]`` section.
 
     Attributes:
+        family: Architecture; each has its own further options and defaults.
         vocab_size: Rows of the word embedding, padding of the vocabulary included.
         hidden_size: Width h of the residual stream.
         num_layers: Number of transformer blocks.
@@ -26,13 +32,14 @@ class TransformerConfig:
         dropout: Probability on embeddings and on both residual branches.
         attention_dropout: Probability on the attention weights.
         initializer_range: Standard deviation of initial weights.
-        layer_norm_eps: Added to the variance in every LayerNorm.
+        layer_norm_eps: Added to the variance, or the mean square, in every norm.
         tied_decoder: Whether the decoder's weight is the word embedding's.
 
     Raises:
         ConfigError: A size that cannot be built; the message names the option.
     """
 
+    family: Family = "bert"
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -46,11 +53,14 @@ class TransformerConfig:
     tied_decoder: bool = True
 
     def __post_init__(self) -> None:
+        own = type(self).__dataclass_fields__["family"].default
+        if self.family != own:
+            raise ConfigError(f"[model] family = {self.family!r} does not fit a {type(self).__name__}; leave it out")
         for option in ("vocab_size", "hidden_size", "num_layers", "num_heads", "max_positions"):
             require_count(option, getattr(self, option))
         if self.intermediate_size is not None:
             require_count("intermediate_size", self.intermediate_size, hint=" (leave it out for 4 × hidden_size)")
-        self._require_equal_heads()
+        self.require_equal_heads()
         for option in ("dropout", "attention_dropout"):
             value = getattr(self, option)
             if not 0.0 <= value < 1.0:
@@ -62,7 +72,12 @@ class TransformerConfig:
             if not (value > 0.0 and math.isfinite(value)):
                 raise ConfigError(f"[model] {option} = {value!r} must be a finite number above 0")
 
-    def _require_equal_heads(self) -> None:
+    def require_equal_heads(self) -> None:
+        """Refuse heads of unequal size.
+
+        Raises:
+            ConfigError: Naming sizes that would do.
+        """
         rest = self.hidden_size % self.num_heads
         if rest == 0:
             return
@@ -80,6 +95,16 @@ class TransformerConfig:
         """
         for option, value in (("num_heads", self.num_heads), ("intermediate_size", self.feed_forward_size)):
             require_divisible(option, value, size)
+
+    @property
+    def head_size(self) -> int:
+        """Width of a head."""
+        return self.hidden_size // self.num_heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values: as many as of queries, where groups of these do not share them."""
+        return self.num_heads
 
     @property
     def feed_forward_size(self) -> int:

@@ -1,182 +1,316 @@
-"""BERT weights under transformers' names (``BertForPreTraining``), read and written.
+"""Weights under transformers' names, read and written: a state dict at once, or each rank its own part of a folder.
 
-One table says which of their tensors, joined along the first axis, make one of ours; both directions follow it. Works
-on tensors already in memory: knows no files. Refuses a tensor it has no place for and a place it has no tensor for.
+Tables of names say which of their tensors make one of ours; here they are followed, in both directions. A parameter
+that tensor-parallel ranks share is read row by row or column by column, so that no process holds a whole model. Refuses
+a tensor it has no place for, a place it has no tensor for, and two different tensors for one.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from chimera.errors import CheckpointError
+from chimera.errors import CheckpointError, ConfigError
 from chimera.models.bert import BertConfig, bert_layers
+from chimera.models.config import TransformerConfig
+from chimera.models.gpt import GptConfig, gpt_layers
+from chimera.models.huggingface_settings import huggingface_settings
+from chimera.models.llama import LlamaConfig, llama_layers
+from chimera.models.t5 import T5Config, t5_layers
+from chimera.models.weight_files import FolderWeights, StateWeights, WeightSource, write_index, write_tensors
+from chimera.models.weight_names import NameTable, Origin, bert_names, gpt_names, llama_names, t5_names
+from chimera.tensor.sharding import WHOLE, Piece, Sharding
 
-__all__ = ["bert_from_huggingface", "bert_to_huggingface"]
+__all__ = ["HuggingFaceWeights", "finish_huggingface", "from_huggingface", "to_huggingface", "write_huggingface"]
 
-_DECODER_WEIGHT = "cls.predictions.decoder.weight"
-_DECODER_BIAS = "cls.predictions.decoder.bias"  # the one transformers computes with
-_DECODER_BIAS_TWIN = "cls.predictions.bias"  # the same tensor in a tied model, the only name of it in older files
-_WORD_WEIGHT = "bert.embeddings.word_embeddings.weight"
-_POSITION_IDS = "bert.embeddings.position_ids"  # 0, 1, 2, …; older versions saved this buffer
-_TIE_HINT = "; if the decoder's weight is the word embedding's, set [model] tied_decoder = true"
+_TABLES: Final[Mapping[type[TransformerConfig], Callable[[Any], NameTable]]] = {
+    BertConfig: bert_names,
+    GptConfig: gpt_names,
+    LlamaConfig: llama_names,
+    T5Config: t5_names,
+}
+_LAYERS: Final[Mapping[type[TransformerConfig], Callable[[Any], list[nn.Module]]]] = {
+    BertConfig: bert_layers,
+    GptConfig: gpt_layers,
+    LlamaConfig: llama_layers,
+    T5Config: t5_layers,
+}
 
 
-def bert_from_huggingface(state: Mapping[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
-    """Rename transformers' weights to ours.
-
-    Accepts ``LayerNorm.gamma`` and ``beta``, names without the prefix ``bert.``, a saved ``position_ids`` buffer, and a
-    missing decoder weight where ``config.tied_decoder`` says that it is the word embedding's. An untied model of
-    transformers holds a ``cls.predictions.bias`` that it never reads; it is not read here either if the decoder has its
-    own.
+class HuggingFaceWeights:
+    """The weights of one model, to be read by our names, whole or in part.
 
     Args:
-        state: State dict of a ``BertForPreTraining``; not changed.
+        source: a folder of safetensors files, such a file, or a state dict.
+        config: the model they are for.
+
+    Raises:
+        CheckpointError: names that are missing, unknown or double.
+        ConfigError: transformers has no such model.
+    """
+
+    def __init__(self, source: Path | str | Mapping[str, Tensor], config: TransformerConfig) -> None:
+        self._source: WeightSource = StateWeights(source) if isinstance(source, Mapping) else FolderWeights(source)
+        self._table = _table_of(config)
+        self._stored: dict[str, str] = {}
+        for stored in self._source.names():
+            name = self._table.standard(stored)
+            if name is None:
+                continue
+            if name in self._stored:
+                raise CheckpointError(f"two tensors stand for {name}, one of them named {stored}; keep one")
+            self._stored[name] = stored
+        self._resolve_twins()
+        self._resolve_stand_ins()
+        _require_same_names(self._stored, self._table.their_names, self._table, tied=config.tied_decoder)
+
+    def part(self, name: str, sharding: Sharding, shape: Iterable[int]) -> Tensor:
+        """Read this rank's part of a parameter.
+
+        Args:
+            name: ours, also a further one of a tied parameter.
+            sharding: how the parameter lies over tensor-parallel ranks.
+            shape: of this rank's part.
+
+        Returns:
+            The part in the type it is stored in, padding being 0.
+
+        Raises:
+            CheckpointError: the stored parameter has another shape.
+        """
+        origin = self._table.origins[self._table.ties.get(name, name)]
+        here = tuple(shape)
+        self._require_shape(name, origin, sharding.whole_shape(here))
+        if not sharding.is_cut:
+            parts = [self._read(stored, origin, ()) for stored in origin.names]
+            return torch.cat(parts) if len(parts) > 1 else parts[0]
+        found: Tensor | None = None
+        for piece in sharding.pieces:
+            part = self._piece(origin, sharding.dim, piece)
+            found = part.new_zeros(here) if found is None else found
+            found.narrow(sharding.dim or 0, piece.here, piece.length).copy_(part)
+        return torch.zeros(here) if found is None else found
+
+    def _piece(self, origin: Origin, dim: int | None, piece: Piece) -> Tensor:
+        """Read some rows, which tensors that are joined share, or some columns, which each has its own of."""
+        wanted = slice(piece.whole, piece.whole + piece.length)
+        if dim == 1:
+            return torch.cat([self._read(name, origin, (slice(None), wanted)) for name in origin.names])
+        parts, first = [], 0
+        for name in origin.names:
+            count = self._rows(name, origin)
+            rows = slice(max(wanted.start - first, 0), min(wanted.stop - first, count))
+            if rows.start < rows.stop:
+                parts.append(self._read(name, origin, (rows,)))
+            first += count
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _read(self, name: str, origin: Origin, parts: tuple[slice, ...]) -> Tensor:
+        """Read a part of one tensor as ours lie, out × in."""
+        if origin.transposed:
+            whole = (slice(None), slice(None))
+            return self._source.read(self._stored[name], (*parts, *whole)[1::-1]).T
+        return self._source.read(self._stored[name], parts)
+
+    def _shape(self, name: str, origin: Origin) -> tuple[int, ...]:
+        shape = self._source.shape(self._stored[name])
+        return shape[::-1] if origin.transposed else shape
+
+    def _rows(self, name: str, origin: Origin) -> int:
+        return self._shape(name, origin)[0]
+
+    def _require_shape(self, name: str, origin: Origin, needed: tuple[int, ...]) -> None:
+        shapes = [self._shape(stored, origin) for stored in origin.names]
+        if any(len(shape) != len(needed) for shape in shapes):
+            joined: tuple[int, ...] = shapes[0]
+        else:
+            joined = (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        if joined != needed or len({shape[1:] for shape in shapes}) > 1:
+            raise CheckpointError(
+                f"weights of another size: {name} is {list(joined)}, the config needs {list(needed)}. Set the sizes of "
+                "the [model] section to those of the weights"
+            )
+
+    def _resolve_twins(self) -> None:
+        for twin, name in self._table.twins.items():
+            if twin in self._stored and name in self._stored:
+                self._require_equal(twin, name)
+            stored = self._stored.pop(twin, None)
+            if stored is not None:
+                self._stored.setdefault(name, stored)
+
+    def _require_equal(self, twin: str, name: str) -> None:
+        first, second = (self._source.read(self._stored[one], ()) for one in (twin, name))
+        if first is not second and not torch.equal(first, second):
+            raise CheckpointError(
+                f"{twin} and {name} differ, but a tied model has one tensor for both; "
+                "if the decoder has its own, set [model] tied_decoder = false"
+            )
+
+    def _resolve_stand_ins(self) -> None:
+        for name, stand_in in self._table.stand_ins.items():
+            stored = self._stored.pop(stand_in, None)
+            if stored is not None:
+                self._stored.setdefault(name, stored)
+
+
+def from_huggingface(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
+    """Rename transformers' weights to ours.
+
+    Args:
+        state: State dict of transformers' model, or of its part without heads where these are tied; not changed.
         config: The model to fill.
 
     Returns:
-        What ``nn.Sequential(*bert_layers(config)).load_state_dict`` takes; a tied weight stands under both its names.
+        What ``nn.Sequential(*layers).load_state_dict`` takes; a tied weight stands under all its names.
 
     Raises:
         CheckpointError: Names that are missing, unknown or double, shapes that are not the config's, or two different
             tensors for one tied weight.
+        ConfigError: Transformers has no such model.
     """
-    theirs = _with_standard_names(state)
-    if config.tied_decoder:
-        _tie(theirs, _DECODER_WEIGHT, _WORD_WEIGHT)
-        _tie(theirs, _DECODER_BIAS_TWIN, _DECODER_BIAS)
-    elif _DECODER_BIAS_TWIN in theirs:
-        theirs.setdefault(_DECODER_BIAS, theirs[_DECODER_BIAS_TWIN])
-    theirs.pop(_DECODER_BIAS_TWIN, None)
-    table = _sources(config)
-    _require_same_names(theirs, {name for sources in table.values() for name in sources})
-    ours = {name: _join([theirs[source] for source in sources]) for name, sources in table.items()}
-    _require_shapes(ours, config)
-    return ours
+    weights, table = HuggingFaceWeights(state, config), _table_of(config)
+    shapes = _shapes_of(config)
+    ours = {name: weights.part(name, WHOLE, shapes[name]) for name in table.origins}
+    return ours | {name: ours[first] for name, first in table.ties.items()}
 
 
-def bert_to_huggingface(state: Mapping[str, Tensor], config: BertConfig) -> dict[str, Tensor]:
+def to_huggingface(state: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
     """Rename our weights to transformers'.
 
     Args:
-        state: Weights under our names; a tied decoder weight may be absent. Not changed.
+        state: Weights under our names; of a tied weight the first one is enough. Not changed.
         config: The model they belong to.
 
     Returns:
-        The state dict of a ``BertForPreTraining``. Tensors are views of those given, and what is tied there is one
-        tensor under two names.
+        The state dict of transformers' model. Tensors are views of those given, and what is tied there is one tensor
+        under several names.
 
     Raises:
         CheckpointError: Names that are missing or unknown, shapes that are not the config's, or two different tensors
             for one tied weight.
+        ConfigError: Transformers has no such model.
     """
-    table = _sources(config)
-    ours = dict(state)
-    if config.tied_decoder:
-        _tie(ours, f"{config.num_layers + 1}.decoder.weight", "0.word.weight")
-    _require_same_names(ours, table)
-    _require_shapes(ours, config)
-    theirs = {
-        source: part
-        for name, sources in table.items()
-        for source, part in zip(sources, _split(ours[name], len(sources)), strict=True)
-    }
-    theirs[_DECODER_BIAS_TWIN] = theirs[_DECODER_BIAS]
+    table, ours = _table_of(config), dict(state)
+    for name, first in table.ties.items():
+        tied = ours.pop(name, None)
+        if tied is not None and first in ours and tied is not ours[first] and not torch.equal(tied, ours[first]):
+            raise CheckpointError(
+                f"{first} and {name} differ, but a tied model has one tensor for both; "
+                "if the decoder has its own, set [model] tied_decoder = false"
+            )
+        if tied is not None:
+            ours.setdefault(first, tied)
+    _require_same_names(ours, table.origins, table, tied=config.tied_decoder)
+    theirs = _renamed(ours, config)
+    for twin, name in (*table.twins.items(), *((twin, name) for name, twin in table.stand_ins.items())):
+        theirs[twin] = theirs[name]
     return theirs
 
 
-def _sources(config: BertConfig) -> dict[str, tuple[str, ...]]:
-    """Return for each of our names the names at transformers whose tensors, joined along axis 0, make it."""
-    head = config.num_layers + 1
-    modules = {
-        "0.norm": "bert.embeddings.LayerNorm",
-        f"{head}.pooler": "bert.pooler.dense",
-        f"{head}.nsp": "cls.seq_relationship",
-        f"{head}.transform": "cls.predictions.transform.dense",
-        f"{head}.transform_norm": "cls.predictions.transform.LayerNorm",
-    }
-    table: dict[str, tuple[str, ...]] = {
-        "0.word.weight": (_WORD_WEIGHT,),
-        "0.position.weight": ("bert.embeddings.position_embeddings.weight",),
-        "0.token_type.weight": ("bert.embeddings.token_type_embeddings.weight",),
-        f"{head}.decoder.weight": (_DECODER_WEIGHT,),
-        f"{head}.decoder.bias": (_DECODER_BIAS,),
-    }
-    for index in range(config.num_layers):
-        ours, theirs = f"{index + 1}", f"bert.encoder.layer.{index}"
-        modules[f"{ours}.attention.output"] = f"{theirs}.attention.output.dense"
-        modules[f"{ours}.attention_norm"] = f"{theirs}.attention.output.LayerNorm"
-        modules[f"{ours}.feed_forward.expand"] = f"{theirs}.intermediate.dense"
-        modules[f"{ours}.feed_forward.contract"] = f"{theirs}.output.dense"
-        modules[f"{ours}.feed_forward_norm"] = f"{theirs}.output.LayerNorm"
-        for kind in ("weight", "bias"):
-            table[f"{ours}.attention.qkv.{kind}"] = tuple(
-                f"{theirs}.attention.self.{part}.{kind}" for part in ("query", "key", "value")
-            )
-    for ours, theirs in modules.items():
-        table |= {f"{ours}.{kind}": (f"{theirs}.{kind}",) for kind in ("weight", "bias")}
-    return table
+def write_huggingface(
+    folder: Path | str,
+    tensors: Mapping[str, Tensor],
+    config: TransformerConfig,
+    *,
+    number: int = 0,
+    count: int = 1,
+) -> None:
+    """Write some of our whole parameters as one of several files; ``finish_huggingface`` follows when all are there.
+
+    Args:
+        folder: is made where it does not exist.
+        tensors: by our first names; over all files, each parameter once.
+        config: the model they belong to.
+        number: of the file, from 0.
+        count: of the files.
+
+    Raises:
+        CheckpointError: a name that is no parameter's, or a shape that is not the config's.
+    """
+    unknown = sorted(set(tensors) - set(_table_of(config).origins))
+    if unknown:
+        raise CheckpointError(f"not parameters of this model: {', '.join(unknown)}; check [model] num_layers")
+    write_tensors(Path(folder), _renamed(tensors, config), number=number, count=count)
 
 
-def _with_standard_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        standard = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        if not standard.startswith(("bert.", "cls.")):
-            standard = f"bert.{standard}"
-        if standard in renamed:
-            raise CheckpointError(f"two tensors stand for {standard}, one of them named {name}; keep one")
-        renamed[standard] = tensor
-    renamed.pop(_POSITION_IDS, None)
-    return renamed
+def finish_huggingface(folder: Path | str, config: TransformerConfig, *, count: int = 1) -> None:
+    """Write what goes with the ``count`` files of a folder: their index, and the model's ``config.json``.
+
+    Raises:
+        CheckpointError: a file is missing, a parameter stands nowhere, or one twice.
+    """
+    folder, table = Path(folder), _table_of(config)
+    if count > 1:
+        write_index(folder, count)
+    written = set(FolderWeights(folder).names())
+    missing = sorted(table.their_names - written)
+    if missing:
+        raise CheckpointError(f"{folder}: nobody wrote {', '.join(missing)}; every parameter has to be in some file")
+    settings = {"architectures": [table.model], **huggingface_settings(config)}
+    (folder / "config.json").write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
 
 
-def _join(parts: list[Tensor]) -> Tensor:
-    """Join tensors along axis 0; one alone stays the tensor it is, so that what is tied remains so."""
-    return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-
-def _split(joined: Tensor, count: int) -> tuple[Tensor, ...]:
-    """Undo ``_join``."""
-    return torch.chunk(joined, count) if count > 1 else (joined,)
-
-
-def _tie(state: dict[str, Tensor], second: str, first: str) -> None:
-    """Put one tensor under both names, of which either may be absent."""
-    found = [state[name] for name in (first, second) if name in state]
-    if len(found) == 2 and found[0] is not found[1] and not torch.equal(*found):
-        raise CheckpointError(
-            f"{first} and {second} differ, but a tied model has one tensor for both; "
-            "if the decoder has its own, set [model] tied_decoder = false"
+def _table_of(config: TransformerConfig) -> NameTable:
+    make = _TABLES.get(type(config))
+    if make is None:
+        raise ConfigError(
+            f"transformers has no model of the kind {type(config).__name__}; its weights are in this project's own "
+            "checkpoints alone"
         )
-    if found:
-        state[first] = state[second] = found[0]
+    return make(config)
 
 
-def _require_same_names(got: Iterable[str], needed: Iterable[str]) -> None:
+def _shapes_of(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        model = nn.Sequential(*_LAYERS[type(config)](config))
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _renamed(ours: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
+    """Return the tensors that parameters of ours consist of; views of them."""
+    table, shapes = _table_of(config), _shapes_of(config)
+    wrong = [
+        f"{name} is {list(tensor.shape)}, the config needs {list(shapes[name])}"
+        for name, tensor in ours.items()
+        if tuple(tensor.shape) != shapes[name]
+    ]
+    if wrong:
+        raise CheckpointError(f"weights of another size: {'; '.join(wrong)}. Set [model] to their sizes")
+    theirs: dict[str, Tensor] = {}
+    for name, tensor in ours.items():
+        origin = table.origins[name]
+        rows = _rows_of(name, tensor, len(origin.names), config)
+        for their_name, part in zip(
+            origin.names, torch.split(tensor, rows) if len(rows) > 1 else (tensor,), strict=True
+        ):
+            theirs[their_name] = part.T if origin.transposed else part
+    return theirs
+
+
+def _rows_of(name: str, tensor: Tensor, count: int, config: TransformerConfig) -> list[int]:
+    """Return how many rows each of the tensors has that one of ours is made of."""
+    if name.split(".", 1)[1].startswith("attention.qkv."):
+        heads = (config.num_heads, config.key_value_heads, config.key_value_heads)
+        return [number * config.head_size for number in heads] if count == 3 else [len(tensor)]
+    return [len(tensor) // count] * count
+
+
+def _require_same_names(got: Iterable[str], needed: Iterable[str], table: NameTable, *, tied: bool) -> None:
     got, needed = set(got), set(needed)
     missing, unknown = sorted(needed - got), sorted(got - needed)
     complaints = []
     if missing:
-        complaints.append(f"missing: {', '.join(missing)}{_TIE_HINT if _DECODER_WEIGHT in missing else ''}")
+        decoder = any("decoder.weight" in name or name.startswith("lm_head") for name in missing)
+        hint = "; if the decoder's weight is the word embedding's, set [model] tied_decoder = true"
+        complaints.append(f"missing: {', '.join(missing)}{hint if decoder and not tied else ''}")
     if unknown:
         complaints.append(f"unknown: {', '.join(unknown)}")
     if complaints:
         raise CheckpointError(
-            f"these are not the weights of this BERT; {'; '.join(complaints)}. "
-            "Check [model] num_layers, and that the weights are a BertForPreTraining's, heads included"
-        )
-
-
-def _require_shapes(ours: Mapping[str, Tensor], config: BertConfig) -> None:
-    with torch.device("meta"):
-        expected = nn.Sequential(*bert_layers(config)).state_dict()
-    wrong = [
-        f"{name} is {list(tensor.shape)}, the config needs {list(expected[name].shape)}"
-        for name, tensor in ours.items()
-        if tensor.shape != expected[name].shape
-    ]
-    if wrong:
-        raise CheckpointError(
-            f"weights of another size: {'; '.join(wrong)}. Set the sizes of the [model] section to those of the weights"
+            f"these are not the weights of this model; {'; '.join(complaints)}. "
+            f"Check [model] num_layers, and that the weights are a {table.model}'s"
         )

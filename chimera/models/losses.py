@@ -4,13 +4,16 @@ The total is Σ sum / count with the counts taken over the whole step. A count d
 known before the first forward. Knows labels and logits; knows no models and no number of micro-batches.
 """
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from chimera.tensor.vocabulary import Vocabulary, vocabulary_cross_entropy
 
-__all__ = ["IGNORED_LABEL", "Term", "count_labels", "cross_entropy_term"]
+__all__ = ["IGNORED_LABEL", "LanguageModelLoss", "Term", "count_labels", "cross_entropy_term"]
 
 IGNORED_LABEL = -100
 """Label of a position that takes no part in the loss."""
@@ -46,3 +49,38 @@ def cross_entropy_term(logits: Tensor, labels: Tensor, vocabulary: Vocabulary | 
 def count_labels(labels: Tensor) -> int:
     """Return the number of labels that are not ``IGNORED_LABEL``."""
     return int((labels != IGNORED_LABEL).sum())
+
+
+class LanguageModelLoss:
+    """Cross-entropy of the next word, as the term ``lm``; of GPT, Llama and T5.
+
+    The target is a mapping with ``labels`` ``[b, s]``: at each position the word that is to be predicted there, or
+    ``IGNORED_LABEL``.
+
+    Args:
+        vocabulary: How tensor-parallel ranks share the words; None where nobody does.
+
+    Attributes:
+        fields: of the micro-batch that it takes.
+        terms: names of the terms.
+        told_right: None: it counts no right answers.
+    """
+
+    fields: ClassVar[tuple[str, ...]] = ("labels",)
+    terms: ClassVar[tuple[str, ...]] = ("lm",)
+    told_right: ClassVar[str | None] = None
+
+    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
+        self.vocabulary = vocabulary
+
+    def __call__(self, output: Tensor, target: Mapping[str, Tensor]) -> dict[str, Term]:
+        """Return ``{"lm": (sum, count)}`` for word logits ``[b, s, V]``, or this rank's part of them."""
+        return {"lm": cross_entropy_term(output, target["labels"], self.vocabulary)}
+
+    def counts(self, target: Mapping[str, Tensor]) -> dict[str, int]:
+        """Return the count of the term."""
+        return {"lm": count_labels(target["labels"])}
+
+    def num_right(self, output: Tensor, target: Mapping[str, Tensor]) -> int:  # noqa: ARG002
+        """Return 0: a perplexity says more than how many words are told right."""
+        return 0

@@ -1,123 +1,83 @@
-"""The parts BERT and GPT are built from: attention, feed-forward, one block's parameters, and initialisation.
+"""The parts that blocks are built from: one block's parameters, decoder, initialisation, positions and masks.
 
-A block here owns its parts and their initial values; the order of normalisation and residual is the one thing that
-differs between the two architectures, so each states it in its own file, as it does what fields a layer reads.
+A block here owns its parts and their initial values; the order of normalisation and residual is what each architecture
+states in its own file, as it does what fields a layer reads.
 
 Every layer can be constructed under ``torch.device("meta")``: constructors allocate parameters and nothing else, and
 ``reset_parameters`` writes all of them. Knows no stages, no schedules and no random keys: dropout and initial values
 draw from torch's default generator, which whoever runs the layer has seeded.
 """
 
-import math
-from typing import Literal
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from chimera.errors import ConfigError
+from chimera.models.attention import SelfAttention
 from chimera.models.config import TransformerConfig
-from chimera.tensor.dropout import draw_key, dropout
+from chimera.models.feed_forward import Activation, FeedForward
+from chimera.models.rotary import RotaryEmbedding
+from chimera.tensor.dropout import dropout
 from chimera.tensor.parallel import ALONE, TensorParallel
-from chimera.tensor.parallel_linear import ColumnParallelLinear, RowParallelLinear
-from chimera.tensor.recompute import RecomputesCore, recomputed
-from chimera.tensor.sharding import draw_normal, even_segments, mark_copies
+from chimera.tensor.parallel_linear import ColumnParallelLinear
+from chimera.tensor.sharding import draw_normal, mark_copies
 from chimera.tensor.vocabulary import Vocabulary
 
 __all__ = [
+    "BlockForm",
     "Decoder",
-    "FeedForward",
-    "Gelu",
-    "SelfAttention",
+    "LanguageModelHead",
+    "PreNormBlock",
+    "Spec",
     "TransformerBlock",
     "first_positions",
     "initialise",
+    "make_norm",
     "padding_mask",
+    "require_length",
+    "tie",
 ]
 
-Gelu = Literal["none", "tanh"]
-"""Which GELU, as ``torch.nn.functional.gelu`` names its approximations: the exact one or GPT-2's."""
+_TIED = "tied"
+
+Spec = TypeVar("Spec")
+"""Shape and type of one tensor that passes between layers, however the caller describes it."""
 
 
-class SelfAttention(nn.Module, RecomputesCore):
-    """Multi-head attention of a sequence to itself (Vaswani et al. 2017, section 3.2), queries, keys, values fused.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockForm:
+    """What tells the blocks of one architecture from another's.
 
-    Rows of ``qkv`` are all queries, then all keys, then all values, each ordered by head. Tensor-parallel ranks share
-    the heads.
+    Attributes:
+        causal: whether a position sees only itself and those before it.
+        activation: of the feed-forward.
+        gated: whether that has a gate.
+        bias: whether linear layers have biases.
+        rms_norm: whether norms divide by the root mean square alone (Zhang and Sennrich 2019, arXiv 1910.07467).
+        scale: of attention scores; None means 1 / √head size.
+        rotary: what turns queries and keys; None for nothing.
+        inner_dropout: probability between the two layers of the feed-forward.
     """
 
-    def __init__(self, config: TransformerConfig, parallel: TensorParallel, *, causal: bool) -> None:
-        super().__init__()
-        self.parallel = parallel
-        self.num_heads = config.num_heads // parallel.size
-        self.dropout = config.attention_dropout
-        self.causal = causal
-        width = config.hidden_size
-        self.qkv = ColumnParallelLinear(width, even_segments([width] * 3, parallel), parallel)
-        self.output = RowParallelLinear(width, width, parallel)
-
-    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Mix the positions of each sequence.
-
-        Args:
-            hidden: ``[b, s, h]``, or this rank's part of the sequence, where it is divided.
-            mask: Added to the scores, broadcastable to ``[b, heads, s, s]``; None adds nothing. Causal attention
-                takes none: padding stands behind the last real token, where no real token looks.
-
-        Returns:
-            As ``hidden``.
-        """
-        assert mask is None or not self.causal, "causal attention takes no mask"
-        projected = self.qkv(hidden)
-        batch, length, width = projected.shape
-        heads = projected.view(batch, length, 3, self.num_heads, width // (3 * self.num_heads))
-        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        drops = self.training and self.dropout > 0.0
-        # The dropout's key is drawn out here, so that a recomputed core drops the same weights again.
-        inputs = (query, key, value, mask, draw_key(hidden.device) if drops else None)
-        mixed = recomputed(self._core, *inputs) if self.recompute_core else self._core(*inputs)
-        return self.output(mixed.transpose(1, 2).reshape(batch, length, width // 3))  # type: ignore[no-any-return]
-
-    def _core(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_key: Tensor | None
-    ) -> Tensor:
-        """Mix ``value`` by the scores of ``query`` and ``key``, each ``[b, heads, s, h / heads]``."""
-        if dropout_key is None:
-            return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=self.causal)
-        # Fused kernels do not promise the mask that this key stands for.
-        scores = (query * (1.0 / math.sqrt(query.shape[-1]))) @ key.transpose(-1, -2)
-        if self.causal:
-            length = scores.shape[-1]
-            scores += torch.full((length, length), -math.inf, dtype=scores.dtype, device=scores.device).triu(1)
-        if mask is not None:
-            scores += mask
-        weights = scores.softmax(-1)
-        part = self.parallel.part_along(1)
-        return dropout(weights, self.dropout, training=True, part=part, key=dropout_key) @ value
-
-
-class FeedForward(nn.Module):
-    """Two linear layers with a GELU between them, ``[…, h]`` to ``[…, h]``."""
-
-    def __init__(self, config: TransformerConfig, parallel: TensorParallel, *, gelu: Gelu) -> None:
-        super().__init__()
-        self.gelu = gelu
-        self.expand = ColumnParallelLinear(config.hidden_size, config.feed_forward_size, parallel)
-        self.contract = RowParallelLinear(config.feed_forward_size, config.hidden_size, parallel)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Transform each position by itself."""
-        return self.contract(functional.gelu(self.expand(hidden), approximate=self.gelu))  # type: ignore[no-any-return]
+    causal: bool
+    activation: Activation
+    gated: bool = False
+    bias: bool = True
+    rms_norm: bool = False
+    scale: float | None = None
+    rotary: RotaryEmbedding | None = None
+    inner_dropout: float = 0.0
 
 
 class TransformerBlock(nn.Module):
-    """The parameters of one block: attention and feed-forward, each with its LayerNorm. A subclass gives ``forward``.
+    """The parameters of one block: attention and feed-forward, each with its norm. A subclass gives ``forward``.
 
     Args:
         config: Sizes.
         parallel: The ranks that share the block.
-        causal: Whether a position sees only itself and those before it.
-        gelu: Which GELU.
+        form: Of the architecture.
         residual_std: Initial standard deviation of the two projections that are added to the residual stream; None
             means ``config.initializer_range``, as everywhere else.
 
@@ -130,8 +90,7 @@ class TransformerBlock(nn.Module):
         config: TransformerConfig,
         parallel: TensorParallel = ALONE,
         *,
-        causal: bool,
-        gelu: Gelu,
+        form: BlockForm,
         residual_std: float | None = None,
     ) -> None:
         super().__init__()
@@ -140,10 +99,19 @@ class TransformerBlock(nn.Module):
         self.dropout = config.dropout
         self.std = config.initializer_range
         self.residual_std = config.initializer_range if residual_std is None else residual_std
-        self.attention = SelfAttention(config, parallel, causal=causal)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.feed_forward = FeedForward(config, parallel, gelu=gelu)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention = SelfAttention(
+            config, parallel, causal=form.causal, bias=form.bias, scale=form.scale, rotary=form.rotary
+        )
+        self.attention_norm = make_norm(config, rms=form.rms_norm)
+        self.feed_forward = FeedForward(
+            config,
+            parallel,
+            activation=form.activation,
+            gated=form.gated,
+            bias=form.bias,
+            dropout=form.inner_dropout,
+        )
+        self.feed_forward_norm = make_norm(config, rms=form.rms_norm)
         mark_copies(self, parallel, partial=parallel.divides_sequence)
         self.reset_parameters()
 
@@ -154,9 +122,22 @@ class TransformerBlock(nn.Module):
             draw_normal(self.attention.output.weight, std=self.residual_std)
             draw_normal(self.feed_forward.contract.weight, std=self.residual_std)
 
+    def output_spec(self, inputs: tuple[Spec, ...]) -> tuple[Spec, ...]:
+        """Return the shapes and types of what comes out: those of what goes in."""
+        return inputs
+
     def drop(self, branch: Tensor) -> Tensor:
         """Apply the dropout of a residual branch."""
         return dropout(branch, self.dropout, training=self.training, part=self.parallel.sequence_part)
+
+
+class PreNormBlock(TransformerBlock):
+    """A block with a norm at the entry of each residual branch."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map ``[b, s, h]``, or this rank's part, to as much."""
+        hidden = hidden + self.drop(self.attention(self.attention_norm(hidden)))
+        return hidden + self.drop(self.feed_forward(self.feed_forward_norm(hidden)))
 
 
 class Decoder(ColumnParallelLinear):
@@ -174,22 +155,62 @@ class Decoder(ColumnParallelLinear):
         self, config: TransformerConfig, vocabulary: Vocabulary, *, bias: bool, word: nn.Embedding | None, divided: bool
     ) -> None:
         super().__init__(config.hidden_size, vocabulary.segments, vocabulary.parallel, bias=bias, divided=divided)
-        self.tied = word is not None
         if word is not None:
-            self.weight = word.weight
+            tie(self, word)
+
+
+class LanguageModelHead(nn.Module):
+    """Final norm and the decoder.
+
+    Args:
+        config: Sizes.
+        parallel: The ranks that share the decoder.
+        rms: Whether the norm divides by the root mean square alone.
+        word: The word embedding whose weight is the decoder's as well; None gives the decoder its own.
+    """
+
+    def __init__(
+        self, config: TransformerConfig, parallel: TensorParallel = ALONE, *, rms: bool, word: nn.Embedding | None
+    ) -> None:
+        super().__init__()
+        self.std = config.initializer_range
+        self.norm = make_norm(config, rms=rms)
+        vocabulary = Vocabulary(config.vocab_size, parallel)
+        self.decoder = Decoder(config, vocabulary, bias=False, word=word, divided=True)
+        mark_copies(self, parallel, partial=parallel.divides_sequence)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters again from the default generator, but for a tied weight: the embeddings draw that."""
+        initialise(self, std=self.std)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Map ``[b, s, h]``, or this rank's part, to word logits ``[b, s, V]``, or to those of this rank's words."""
+        return self.decoder(self.norm(hidden))  # type: ignore[no-any-return]
+
+
+def make_norm(config: TransformerConfig, *, rms: bool) -> nn.Module:
+    """Return a norm of the residual stream."""
+    kind = nn.RMSNorm if rms else nn.LayerNorm
+    return kind(config.hidden_size, eps=config.layer_norm_eps)
+
+
+def tie(module: nn.Linear | nn.Embedding, owner: nn.Embedding) -> None:
+    """Make the weight of ``owner``, which draws it, that of ``module`` too."""
+    module.weight = owner.weight
+    setattr(module, _TIED, True)
 
 
 def initialise(layer: nn.Module, *, std: float) -> None:
-    """Write the parameters of every linear, embedding and LayerNorm in ``layer``.
+    """Write the parameters of every linear, embedding and norm in ``layer``.
 
-    Weights are drawn from N(0, std²), biases are 0, LayerNorm scales are 1 (Devlin et al. 2019; Radford et al. 2019).
-    The weight of a tied decoder is left as it is: the embeddings draw it, wherever they are.
+    Weights are drawn from N(0, std²), biases are 0, scales of norms are 1 (Devlin et al. 2019; Radford et al. 2019).
+    A tied weight is left as it is: its owner draws it, wherever that is.
     """
     for module in layer.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            if not (isinstance(module, Decoder) and module.tied):
-                draw_normal(module.weight, std=std)
-        elif isinstance(module, nn.LayerNorm):
+        if isinstance(module, nn.Linear | nn.Embedding) and not getattr(module, _TIED, False):
+            draw_normal(module.weight, std=std)
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             nn.init.ones_(module.weight)
         if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
             nn.init.zeros_(module.bias)
@@ -201,13 +222,18 @@ def first_positions(table: nn.Embedding, length: int, parallel: TensorParallel =
     Raises:
         ConfigError: The sequence is longer than the table.
     """
-    if length > table.num_embeddings:
-        raise ConfigError(
-            f"a sequence of {length} tokens does not fit [model] max_positions = {table.num_embeddings}; "
-            f"shorten the sequences or set max_positions to at least {length}"
-        )
+    require_length(length, table.num_embeddings)
     first = table.weight[:length]
     return parallel.part(first, 0) if parallel.divides_sequence else first
+
+
+def require_length(length: int, max_positions: int) -> None:
+    """Raise ``ConfigError`` for a sequence that is longer than ``max_positions``."""
+    if length > max_positions:
+        raise ConfigError(
+            f"a sequence of {length} tokens does not fit [model] max_positions = {max_positions}; "
+            f"shorten the sequences or set max_positions to at least {length}"
+        )
 
 
 def padding_mask(attention_mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -43,5 +43,9 @@ class Portion:
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """Return this portion's part of a tensor of the whole parameter's shape."""
-        flat = self.sharding.take(whole).reshape(-1)
+        return self.stretch(self.sharding.take(whole))
+
+    def stretch(self, here: torch.Tensor) -> torch.Tensor:
+        """Return this portion's part of what this rank has of such a tensor."""
+        flat = here.reshape(-1)
         return flat[self.start : self.start + self.parameter.numel()].view(self.parameter.shape)

@@ -113,13 +113,18 @@ class Sharding:
             sizes[self.dim] = sum(segment.total for segment in self.segments)
         return tuple(sizes)
 
+    def part_shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of this rank's part, padding included, given the whole parameter's."""
+        sizes = list(whole)
+        if self.dim is not None:
+            sizes[self.dim] = sum(segment.part for segment in self.segments)
+        return tuple(sizes)
+
     def take(self, whole: Tensor) -> Tensor:
         """Return this rank's part of a whole parameter (or of anything of its shape), padded with zeros."""
         if self.dim is None:
             return whole
-        sizes = list(whole.shape)
-        sizes[self.dim] = sum(segment.part for segment in self.segments)
-        part = whole.new_zeros(sizes)
+        part = whole.new_zeros(self.part_shape(whole.shape))
         for piece in self.pieces:
             part.narrow(self.dim, piece.here, piece.length).copy_(whole.narrow(self.dim, piece.whole, piece.length))
         return part

@@ -11,11 +11,12 @@ from typing import Any, Literal, get_args
 
 from chimera.data import DataConfig
 from chimera.errors import ConfigError, nearest_names
-from chimera.models import BertConfig
+from chimera.models.config import TransformerConfig
 from chimera.passes.reductions import ReductionMode
 from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
 from chimera.plan.ranks import RankGrid
 from chimera.tensor.recompute import RecomputeMode
+from chimera.train.families import family_of
 from chimera.train.loss_scale import LossScaleOptions
 from chimera.train.lr_schedules import LearningRate
 from chimera.train.optimizers import OptimizerConfig
@@ -130,6 +131,9 @@ class RunOptions:
         seed: of initial weights and dropout.
         dtype: of computation; gradients and the weights that are updated are fp32 either way. fp16 has a dynamic loss
             scale; fp8 is bf16 with the products of linear layers in float8, on GPUs that have it.
+        compile: whether torch.compile makes code of each block of the model, when it first runs.
+        weights: folder or file of transformers' weights (safetensors) to begin from; drawn from the seed when not
+            given.
         evaluation_interval: steps between evaluations; there is one before the first step and one after the last.
         evaluation_samples: held-out samples of an evaluation, the same every time; 0 for no evaluation.
         checkpoint_interval: steps between checkpoints; there is one after the last step.
@@ -143,6 +147,8 @@ class RunOptions:
     accumulation_runs: int = 1
     seed: int = 0
     dtype: Dtype = "fp32"
+    compile: bool = False
+    weights: str | None = None
     evaluation_interval: int = 100
     evaluation_samples: int = 256
     checkpoint_interval: int = 500
@@ -162,6 +168,8 @@ class RunOptions:
         for option in ("seed", "evaluation_samples"):
             _require_at_least(0, "train", option, getattr(self, option))
         _require_one_of(get_args(Dtype), "train", "dtype", self.dtype)
+        if self.weights == "":
+            raise ConfigError('[train] weights is empty; give a folder of safetensors files, or set it to "none"')
         if not self.out:
             raise ConfigError("[train] out is empty; give a folder for the run, such as runs/bert")
 
@@ -207,7 +215,7 @@ class TrainConfig:
         ConfigError: sections that contradict each other; the message names the options.
     """
 
-    model: BertConfig
+    model: TransformerConfig
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     learning_rate: LearningRate
@@ -219,10 +227,11 @@ class TrainConfig:
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
 
     def __post_init__(self) -> None:
-        if self.data.samples != "bert":
+        family = family_of(self.model)
+        if self.data.samples != family.samples:
             raise ConfigError(
-                f"[data] samples = {self.data.samples!r} does not fit a BERT, which [model] describes; leave it "
-                'out, or set it to "bert"'
+                f"[data] samples = {self.data.samples!r} does not fit [model] family = {self.model.family!r}; leave it "
+                f"out, or set it to {family.samples!r}"
             )
         length, positions = self.data.sequence_length, self.model.max_positions
         if length > positions:

@@ -2,8 +2,9 @@
 
 Every key has to be one that exists, with a value of its type; what is wrong is named with its place and the nearest
 right name. ``"none"`` stands for no value, which TOML has no word for. An override is what would stand behind the
-equals sign, quotes being optional. Two values follow from others where they are left out:
-``learning_rate.total_steps`` is ``train.steps``, and ``model.vocab_size`` the size of the vocabulary.
+equals sign, quotes being optional. Three values follow from others where they are left out:
+``learning_rate.total_steps`` is ``train.steps``, ``model.vocab_size`` the size of the vocabulary, and ``data.samples``
+what ``model.family`` learns from. That family also says which options ``[model]`` has.
 """
 
 import dataclasses
@@ -18,15 +19,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from chimera.data.config import DEFAULT_VOCAB_SIZE
 from chimera.errors import ConfigError, nearest_names
+from chimera.models.config import TransformerConfig
 from chimera.train.config import TrainConfig
+from chimera.train.families import FAMILIES
 
-__all__ = ["SECTIONS", "load_config", "make_config", "section_types", "to_toml", "type_text"]
+__all__ = ["SECTIONS", "load_config", "make_config", "section_classes", "section_types", "to_toml", "type_text"]
 
 _Values = dict[str, dict[str, Any]]
 _NONE: Final = "none"
 
 SECTIONS: Final[Mapping[str, type[Any]]] = get_type_hints(TrainConfig)
-"""The dataclass of each section, in the order of ``TrainConfig``."""
+"""The dataclass of each section, in the order of ``TrainConfig``; of ``[model]`` what all families share."""
+
+_MODEL: Final = "model"
+_DEFAULT_FAMILY: Final = "bert"
 
 
 def load_config(path: str | Path, overrides: Mapping[str, str] | None = None) -> TrainConfig:
@@ -70,10 +76,11 @@ def make_config(
                 f"the section being one of {', '.join(SECTIONS)}"
             )
         values[section][key] = _checked(section, key, _from_text(section, key, text), f"--{name}")
+    types = {**SECTIONS, _MODEL: _model_class(values[_MODEL], where)}
     _derive(values, where)
-    _require_all(values, where)
+    _require_all(values, types, where)
     try:
-        return TrainConfig(**{name: SECTIONS[name](**options) for name, options in values.items()})
+        return TrainConfig(**{name: types[name](**options) for name, options in values.items()})
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -81,10 +88,10 @@ def make_config(
 def to_toml(config: TrainConfig) -> str:
     """Write every option; reading the text gives the same configuration back."""
     lines: list[str] = []
-    for section, type_ in SECTIONS.items():
+    for section in SECTIONS:
         lines.append(f"[{section}]")
         values = getattr(config, section)
-        for option in dataclasses.fields(type_):
+        for option in dataclasses.fields(values):
             value = getattr(values, option.name)
             if value is not None or option.default is not None:
                 lines.append(f"{option.name} = {_toml_value(value)}")
@@ -92,11 +99,19 @@ def to_toml(config: TrainConfig) -> str:
     return "\n".join(lines)
 
 
+def section_classes(section: str) -> tuple[type[Any], ...]:
+    """Return the dataclasses whose options a section may have: one, or that of each family for ``[model]``."""
+    return tuple(family.config for family in FAMILIES.values()) if section == _MODEL else (SECTIONS[section],)
+
+
 @cache
 def section_types(section: str) -> Mapping[str, Any]:
-    """Return the type of each key of a section."""
-    hints = get_type_hints(SECTIONS[section])
-    return {option.name: hints[option.name] for option in dataclasses.fields(SECTIONS[section])}
+    """Return the type of each key that a section may have."""
+    found: dict[str, Any] = {}
+    for class_ in section_classes(section):
+        hints = get_type_hints(class_)
+        found |= {option.name: hints[option.name] for option in dataclasses.fields(class_)}
+    return found
 
 
 def type_text(section: str, key: str) -> str:
@@ -139,8 +154,25 @@ def _from_text(section: str, key: str, text: str) -> Any:
     return parsed["value"] if len(parsed) == 1 else text
 
 
+def _model_class(options: Mapping[str, Any], where: str) -> type[TransformerConfig]:
+    """Return the configuration class of the family, whose options these have to be."""
+    name = options.get("family", _DEFAULT_FAMILY)
+    class_ = FAMILIES[name].config
+    known = {option.name for option in dataclasses.fields(class_)}
+    for key in options:
+        if key not in known:
+            owners = [other for other, family in FAMILIES.items() if key in family.config.__dataclass_fields__]
+            raise ConfigError(
+                f"{where}: model.{key} is an option of family {' and '.join(owners)}, not of {name}; leave it out, or "
+                f"set model.family"
+            )
+    return class_
+
+
 def _derive(values: _Values, where: str) -> None:
     """Fill in what follows from other options."""
+    family = values[_MODEL].get("family", _DEFAULT_FAMILY)
+    values["data"].setdefault("samples", FAMILIES[family].samples)
     if "total_steps" not in values["learning_rate"] and "steps" in values["train"]:
         values["learning_rate"]["total_steps"] = values["train"]["steps"]
     model, data = values["model"], values["data"]
@@ -154,10 +186,10 @@ def _derive(values: _Values, where: str) -> None:
     model["vocab_size"] = data.get("vocab_size") or DEFAULT_VOCAB_SIZE
 
 
-def _require_all(values: _Values, where: str) -> None:
+def _require_all(values: _Values, types: Mapping[str, type[Any]], where: str) -> None:
     missing = [
         f"{section}.{option.name}"
-        for section, type_ in SECTIONS.items()
+        for section, type_ in types.items()
         for option in dataclasses.fields(type_)
         if option.default is dataclasses.MISSING
         and option.default_factory is dataclasses.MISSING

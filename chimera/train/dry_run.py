@@ -5,17 +5,24 @@ ranks there are says ``plan.ranks``, how the bytes are worked out says ``memory`
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
-from chimera.models import bert_layers, count_parameters
+from chimera.models import count_parameters
 from chimera.plan.buffers import StateBytes
+from chimera.runtime.weights import tied_groups
 from chimera.tensor.parallel import TensorParallel
 from chimera.train.config import TrainConfig
+from chimera.train.families import layers_of
 from chimera.train.layout import Layout
 from chimera.train.memory import bytes_per_rank
 
-__all__ = ["RankHolds", "holds_of_ranks"]
+__all__ = ["RankHolds", "embedding_stages", "holds_of_ranks"]
+
+
+_WORD_EMBEDDING: Final = "0.word.weight"
+"""Its name in every family."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +45,17 @@ class RankHolds:
 def holds_of_ranks(config: TrainConfig, layout: Layout) -> list[RankHolds]:
     """Return what the ranks at each place of the pipeline hold; ranks that differ elsewhere hold as much."""
     with torch.device("meta"):
-        layers = bert_layers(config.model, TensorParallel(0, config.parallel.tensor, config.parallel.sequence))
+        layers = layers_of(config.model, TensorParallel(0, config.parallel.tensor, config.parallel.sequence))
     found = []
     for place, kept in enumerate(bytes_per_rank(config, layout, layers)):
         stages = layout.schedule.placement.stages_on(place)
         numbers = tuple(number for number, stage in enumerate(layout.layer_to_stage) if stage in stages)
         found.append(RankHolds(tuple(stages), numbers, count_parameters([layers[number] for number in numbers]), kept))
     return found
+
+
+def embedding_stages(config: TrainConfig, layout: Layout) -> tuple[int, ...]:
+    """Return the stages that share the word embedding and sum its gradient; none where one stage alone has it."""
+    with torch.device("meta"):
+        tied = tied_groups(layers_of(config.model), layout.layer_to_stage)
+    return next((group.stages for group in tied if group.name == _WORD_EMBEDDING), ())

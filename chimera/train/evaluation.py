@@ -1,47 +1,57 @@
 """The held-out measurement: the same samples every time, forward only, each data-parallel replica on its share.
 
-Besides the two losses it counts how many next sentences are told right, which a loss alone does not say.
+Besides the losses it counts how many answers are right (of next sentences, of retrieved blocks), which a loss alone
+does not say.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from chimera.data import Microbatch, Samples, evaluation_microbatches
-from chimera.models import BertPretrainingLoss
-from chimera.models.losses import IGNORED_LABEL, Term
+from chimera.models.losses import Term
 from chimera.runtime.pipeline import Pipeline
-from chimera.tensor.vocabulary import Vocabulary
+from chimera.train.families import Loss
 from chimera.train.metrics import EvaluationMetrics
 
 __all__ = ["CountingLoss", "evaluate", "heldout_share"]
 
 
-class CountingLoss(BertPretrainingLoss):
-    """BERT's loss, which on the way notes how many next sentences were told right since ``restart``.
+class CountingLoss:
+    """A family's loss, which on the way notes how many answers were right since ``restart``, if the family says.
+
+    Args:
+        loss: of the family.
 
     Attributes:
-        right, pairs: what this rank has seen.
+        fields, terms: of the family's loss.
+        told_right: the term whose answers are counted; None for none.
+        right, asked: what this rank has seen.
     """
 
-    def __init__(self, vocabulary: Vocabulary | None = None) -> None:
-        super().__init__(vocabulary)
+    def __init__(self, loss: Loss) -> None:
+        self._loss = loss
+        self.fields, self.terms, self.told_right = loss.fields, loss.terms, loss.told_right
         self.restart()
 
     def restart(self) -> None:
         """Count from zero."""
         self.right = 0
-        self.pairs = 0
+        self.asked = 0
 
-    def __call__(self, output: tuple[Tensor, Tensor], target: Mapping[str, Tensor]) -> dict[str, Term]:
-        """Return the loss terms, see ``BertPretrainingLoss``."""
+    def __call__(self, output: Any, target: Mapping[str, Tensor]) -> dict[str, Term]:
+        """Return the loss terms."""
         # Counting makes the host wait for the device, so it is left to evaluation, which has no graph.
-        if not torch.is_grad_enabled():
-            labels = target["nsp_labels"]
-            self.right += int((output[1].argmax(-1) == labels).sum())
-            self.pairs += int((labels != IGNORED_LABEL).sum())
-        return super().__call__(output, target)
+        if self.told_right is not None and not torch.is_grad_enabled():
+            self.right += self._loss.num_right(output, target)
+            self.asked += self.counts(target)[self.told_right]
+        return self._loss(output, target)
+
+    def counts(self, target: Mapping[str, Tensor]) -> dict[str, int]:
+        """Return the count of each term."""
+        return self._loss.counts(target)
 
 
 def heldout_share(
@@ -71,14 +81,14 @@ def evaluate(pipe: Pipeline, loss: CountingLoss, microbatches: Sequence[Microbat
     """Measure the present weights on this replica's micro-batches; a collective, with the same result on every rank."""
     loss.restart()
     pipe.evaluate(list(microbatches), list(microbatches))
-    counted = torch.tensor([float(loss.right), float(loss.pairs)], dtype=torch.float64)
+    counted = torch.tensor([float(loss.right), float(loss.asked)], dtype=torch.float64)
     if pipe.groups.tensor.rank:
         counted.zero_()  # ranks that share their layers have seen the same
-    right, pairs = pipe.groups.sum_everywhere(counted).tolist()
+    right, asked = pipe.groups.sum_everywhere(counted).tolist()
     return EvaluationMetrics(
         step=step,
-        heldout_mlm_loss=pipe.terms["mlm"],
-        heldout_nsp_loss=pipe.terms["nsp"],
-        heldout_nsp_accuracy=right / pairs,
-        heldout_pairs=int(pairs),
+        terms=dict(pipe.terms),
+        told_right=loss.told_right,
+        accuracy=right / asked if asked else None,
+        answers=int(asked) if asked else None,
     )

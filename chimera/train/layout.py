@@ -9,21 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chimera.data import DataConfig
 from chimera.errors import ConfigError, UsageError, nearest_names
 from chimera.ir.costs import Costs
 from chimera.ir.costs_file import read_costs
 from chimera.ir.schedule import Schedule
 from chimera.ir.schedule_file import read_schedule
-from chimera.models import BertConfig
 from chimera.passes.derived import has_backward
 from chimera.plan.layout_string import cut_by_count, cut_from_layout
 from chimera.plan.partition import partition
 from chimera.schedules import SCHEDULES, build_schedule
 from chimera.simulate import simulate
 from chimera.train.config import ScheduleOptions, TrainConfig
+from chimera.train.families import family_of
 
-__all__ = ["Layout", "bert_layer_costs", "layout_of", "predicted_bubble"]
+__all__ = ["Layout", "layout_of", "predicted_bubble"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +87,14 @@ def layout_of(config: TrainConfig) -> Layout:
 def _cut(config: TrainConfig, num_stages: int) -> tuple[int, ...]:
     """Return the stage of each layer, as ``parallel.cut`` says."""
     how = config.parallel.cut
+    costs = family_of(config.model).costs(config.model, config.data)
     if how == "cost":
-        return partition(bert_layer_costs(config.model, config.data), num_stages)
+        return partition(costs, num_stages)
+    if len(costs) != config.model.num_layers + 2:
+        raise ConfigError(
+            f"[parallel] cut = {how!r} speaks of one row of blocks between embeddings and head, and a model of family "
+            f"{config.model.family!r} has two; set cut to cost"
+        )
     if how == "count":
         return cut_by_count(config.model.num_layers, num_stages)
     try:
@@ -132,24 +137,6 @@ def _require_own_updates(config: TrainConfig, layer_to_stage: Sequence[int]) -> 
             f"{name}, but the word embedding is the decoder's weight too, in stages {layer_to_stage[0]} and "
             f"{layer_to_stage[-1]}; set model.tied_decoder to false"
         )
-
-
-def bert_layer_costs(model: BertConfig, data: DataConfig) -> tuple[float, ...]:
-    """Return the multiplications of each layer's forward for one sample: embeddings, blocks, head.
-
-    A block multiplies 4·s·h² for attention's projections, 2·s²·h for scores and mixing, 2·s·h·f for the feed-forward;
-    the head decodes the masked positions only, h² for the transform and h·V for the words, and pools one position. The
-    embeddings look up and normalise: some 10·s·h simple operations.
-
-    >>> model = BertConfig(vocab_size=1000, hidden_size=64, num_layers=2, num_heads=2)
-    >>> bert_layer_costs(model, DataConfig(sequence_length=100))
-    (64000.0, 6195200.0, 6195200.0, 1025664.0)
-    """
-    s, h, f = data.sequence_length, model.hidden_size, model.feed_forward_size
-    block = 4.0 * s * h * h + 2.0 * s * s * h + 2.0 * s * h * f
-    masked = max(1, round(data.mlm_probability * s))
-    head = float(masked * (h * h + h * model.vocab_size) + h * h + 2 * h)
-    return (10.0 * s * h, *(block for _ in range(model.num_layers)), head)
 
 
 def predicted_bubble(schedule: Schedule) -> float:

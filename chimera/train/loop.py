@@ -16,16 +16,17 @@ import torch.distributed as dist
 from chimera.data import DataConfig, Loader, Microbatch, MicrobatchSource, PretrainingData, build_data
 from chimera.errors import ConfigError, NonFiniteError
 from chimera.ir.timeline import Timeline
-from chimera.models import bert_layers
 from chimera.runtime.pipeline import Pipeline
 from chimera.tensor.parallel import TensorParallel
 from chimera.tensor.vocabulary import Vocabulary
 from chimera.timeline import write_timeline
 from chimera.train.checkpoint import latest_checkpoint, save_checkpoint
+from chimera.train.compiling import compile_blocks, require_compiler
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import to_toml
 from chimera.train.evaluation import CountingLoss, evaluate, heldout_share
 from chimera.train.events import Event, Report, Saved, Started, TrainingResult
+from chimera.train.families import family_of, layers_of
 from chimera.train.fields import needed_fields
 from chimera.train.folder import CHECKPOINTS, CONFIG, TIMELINE, check_folder
 from chimera.train.layout import Layout, layout_of
@@ -34,6 +35,7 @@ from chimera.train.metrics_log import MetricsLog
 from chimera.train.precision import in_precision, torch_dtype
 from chimera.train.state import describe, owned_state, require_same, restore
 from chimera.train.updating import Outcome, updating_of
+from chimera.train.weights import import_weights
 
 __all__ = ["train"]
 
@@ -96,13 +98,18 @@ class _Run:
             device=device,
             timeout_s=config.runtime.timeout_s,
         )
-        self._loss = CountingLoss(Vocabulary(config.model.vocab_size, parallel))
+        self._loss = CountingLoss(family_of(config.model).loss(Vocabulary(config.model.vocab_size, parallel)))
         scale = config.loss_scale if config.train.dtype == "fp16" else None
         self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, scale)
+        if config.train.compile:
+            require_compiler(device)
         with torch.device("meta"):
-            layers = bert_layers(config.model, parallel)
+            layers = layers_of(config.model, parallel)
+        layers = in_precision(layers, config.train.dtype, device)
+        if config.train.compile:
+            compile_blocks(layers)
         self._pipe = Pipeline(
-            in_precision(layers, config.train.dtype, device),
+            layers,
             layout.schedule,
             self._loss,
             group,
@@ -148,7 +155,7 @@ class _Run:
 
     def to_the_end(self, *, resume: bool) -> TrainingResult:
         options = self._config.train
-        start = self._resumed() if resume else 0
+        start = self._resumed() if resume else self._begun()
         self._open_files(start)
         self._loader = self._loader_from(start)
         self._tell("training")
@@ -189,6 +196,13 @@ class _Run:
         self._saved = checkpoint.path
         self._evaluations = [row for row in read_evaluations(self._out) if row.step <= checkpoint.step]
         return checkpoint.step
+
+    def _begun(self) -> int:
+        """Take the weights to begin from, where some are given, and return 0."""
+        if self._config.train.weights is not None:
+            self._tell("reading weights")
+            import_weights(self._pipe, self._config.train.weights, self._config.model)
+        return 0
 
     def _open_files(self, start: int) -> None:
         # All ranks have come this far, so whatever could be wrong with the configuration is known by now.
@@ -242,8 +256,7 @@ class _Run:
         return StepMetrics(
             step=step,
             loss=loss,
-            mlm_loss=terms["mlm"],
-            nsp_loss=terms["nsp"],
+            terms=dict(terms),
             grad_norm=outcome.norm if outcome.updates else None,
             lr=outcome.rate,
             tokens_per_s=self._layout.global_batch * self._config.data.sequence_length / step_s,

@@ -4,6 +4,8 @@ Step n is the n-th step of the run: row n is written after n of them, an evaluat
 """
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +16,8 @@ __all__ = ["EVALUATIONS", "METRICS", "EvaluationMetrics", "StepMetrics", "read_e
 
 METRICS: Final = "metrics.jsonl"
 EVALUATIONS: Final = "evaluation.jsonl"
+_ANSWERS: Final = "heldout_pairs"
+_OF_TERM: Final = re.compile(r"heldout_(\w+)_(loss|accuracy)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +26,8 @@ class StepMetrics:
 
     Attributes:
         step: steps done, this one included.
-        loss: mean masked-word plus mean next-sentence loss over the global batch, in nats.
-        mlm_loss, nsp_loss: its two terms.
+        loss: over the global batch, in nats: the sum of its terms.
+        terms: each of them by name, a mean; a row has them as ``mlm_loss``, ``nsp_loss`` and so on.
         grad_norm: 2-norm of the whole model's gradient, before clipping, of the last update where a step makes several;
             None where an overflow had the update skipped.
         lr: learning rate of this step, or of its last update.
@@ -39,8 +43,7 @@ class StepMetrics:
 
     step: int
     loss: float
-    mlm_loss: float
-    nsp_loss: float
+    terms: Mapping[str, float]
     grad_norm: float | None
     lr: float
     tokens_per_s: float
@@ -54,7 +57,13 @@ class StepMetrics:
     def row(self) -> dict[str, Any]:
         """Return the figures by name, without those that the run does not have."""
         optional = {field.name for field in fields(self) if field.default is None}
-        return {name: value for name, value in asdict(self).items() if value is not None or name not in optional}
+        row: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            if name == "terms":
+                row |= {f"{term}_loss": mean for term, mean in value.items()}
+            elif value is not None or name not in optional:
+                row[name] = value
+        return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,21 +72,44 @@ class EvaluationMetrics:
 
     Attributes:
         step: steps done before it.
-        heldout_mlm_loss: mean over all masked words, in nats.
-        heldout_nsp_loss: mean over all pairs, in nats.
-        heldout_nsp_accuracy: share of the pairs told right.
-        heldout_pairs: how many pairs those were.
+        terms: the mean of each loss term by name, in nats; a row has them as ``heldout_mlm_loss`` and so on.
+        told_right: the term whose right answers were counted (``nsp``, ``retrieval``); None for none.
+        accuracy: share of the answers that were right; a row has it as ``heldout_nsp_accuracy`` and so on.
+        answers: how many answers those were; a row has it as ``heldout_pairs``.
     """
 
     step: int
-    heldout_mlm_loss: float
-    heldout_nsp_loss: float
-    heldout_nsp_accuracy: float
-    heldout_pairs: int
+    terms: Mapping[str, float]
+    told_right: str | None = None
+    accuracy: float | None = None
+    answers: int | None = None
+
+    @property
+    def first_term(self) -> tuple[str, float]:
+        """The term that a reader looks at first, by name."""
+        return next(iter(self.terms.items()))
 
     def row(self) -> dict[str, Any]:
         """Return the figures by name."""
-        return asdict(self)
+        row: dict[str, Any] = {"step": self.step}
+        row |= {f"heldout_{term}_loss": mean for term, mean in self.terms.items()}
+        if self.told_right is not None:
+            row |= {f"heldout_{self.told_right}_accuracy": self.accuracy, _ANSWERS: self.answers}
+        return row
+
+    @classmethod
+    def of_row(cls, row: Mapping[str, Any]) -> "EvaluationMetrics | None":
+        """Return what ``row`` made a row of; None where it is no such row."""
+        found = {name: _OF_TERM.fullmatch(name) for name in row if name not in {"step", _ANSWERS}}
+        kinds = {name: match and (match[1], match[2]) for name, match in found.items()}
+        terms = {kind[0]: row[name] for name, kind in kinds.items() if kind and kind[1] == "loss"}
+        right = [(kind[0], row[name]) for name, kind in kinds.items() if kind and kind[1] == "accuracy"]
+        known = all(kinds.values()) and terms and "step" in row
+        if not known or len(right) != (_ANSWERS in row) or any(term not in terms for term, _ in right):
+            return None
+        if not right:
+            return cls(step=row["step"], terms=terms)
+        return cls(step=row["step"], terms=terms, told_right=right[0][0], accuracy=right[0][1], answers=row[_ANSWERS])
 
 
 def read_evaluations(folder: Path) -> tuple[EvaluationMetrics, ...]:
@@ -87,12 +119,16 @@ def read_evaluations(folder: Path) -> tuple[EvaluationMetrics, ...]:
         FormatError: a line is none.
     """
     path = folder / EVALUATIONS
-    names = {field.name for field in fields(EvaluationMetrics)}
-    rows = read_rows(path)
-    for number, row in enumerate(rows):
-        if row.keys() != names:
-            raise FormatError(f"{path}: line {number + 1} has the keys {', '.join(row)}; needed: {', '.join(names)}")
-    return tuple(EvaluationMetrics(**row) for row in rows)
+    read = []
+    for number, row in enumerate(read_rows(path)):
+        evaluation = EvaluationMetrics.of_row(row)
+        if evaluation is None:
+            raise FormatError(
+                f"{path}: line {number + 1} has the keys {', '.join(row)}; needed: step, heldout_<term>_loss for each "
+                f"term, and heldout_<term>_accuracy with {_ANSWERS} or neither of the two"
+            )
+        read.append(evaluation)
+    return tuple(read)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

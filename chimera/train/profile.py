@@ -11,12 +11,13 @@ from chimera.data import MicrobatchSource, build_data
 from chimera.ir.costs import StageCosts
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
-from chimera.models import BertPretrainingLoss, bert_layers
 from chimera.passes.derived import on_one_rank
 from chimera.runtime.pipeline import Pipeline
 from chimera.runtime.virtual import VirtualLoss, virtual_batch, virtual_layers
+from chimera.tensor.vocabulary import Vocabulary
 from chimera.timeline.costs import stage_costs
 from chimera.train.config import TrainConfig
+from chimera.train.families import family_of, layers_of
 from chimera.train.layout import layout_of
 from chimera.train.precision import in_precision, torch_dtype
 
@@ -32,11 +33,11 @@ def measure_stage_costs(config: TrainConfig) -> StageCosts:
     layout = layout_of(config)
     serial = on_one_rank(layout.schedule, _MICROBATCHES)
     with torch.device("meta"):
-        layers = bert_layers(config.model)
+        layers = layers_of(config.model)
     pipe = Pipeline(
         in_precision(layers, config.train.dtype, torch.device("cpu")),
         serial,
-        BertPretrainingLoss(),
+        family_of(config.model).loss(Vocabulary(config.model.vocab_size)),
         layer_to_stage=layout.layer_to_stage,
         recompute=config.schedule.recompute,
         recompute_layers=config.schedule.recompute_layers,

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from chimera.models.counting import count_parameters
-from chimera.models.gpt import GptConfig, GptLoss, gpt_layers
+from chimera.models.gpt import GptConfig, gpt_layers
+from chimera.models.losses import LanguageModelLoss
 
 
 @pytest.fixture(autouse=True)
@@ -89,10 +90,10 @@ def test_loss_sums_log_probabilities_of_the_following_words():
     """The term sums −log p over the labels that are not ignored, and counts them."""
     logits = torch.randn(2, 3, 50)
     target = {"labels": torch.tensor([[4, -100, 9], [-100, 0, -100]])}
-    total, count = GptLoss()(logits, target)["lm"]
+    total, count = LanguageModelLoss()(logits, target)["lm"]
     words = logits.log_softmax(-1)
     torch.testing.assert_close(total, -(words[0, 0, 4] + words[0, 2, 9] + words[1, 1, 0]))
-    assert GptLoss().counts(target) == {"lm": 3}
+    assert LanguageModelLoss().counts(target) == {"lm": 3}
     assert count.item() == 3
 
 
@@ -101,7 +102,7 @@ def test_no_label_gives_zero_loss_and_zero_gradients():
     layers = gpt_layers(tiny())
     model = nn.Sequential(*layers)
     target = {"labels": torch.full((2, 12), -100)}
-    total, count = GptLoss()(model(torch.randint(50, (2, 12))), target)["lm"]
+    total, count = LanguageModelLoss()(model(torch.randint(50, (2, 12))), target)["lm"]
     total.backward()
     assert (total.item(), count.item()) == (0.0, 0)
     assert all(parameter.grad.count_nonzero() == 0 for parameter in model.parameters())

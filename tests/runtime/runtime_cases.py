@@ -14,7 +14,11 @@ from torch.nn import functional
 
 from chimera.ir.text_form import from_text
 from chimera.models.bert import BertConfig, BertPretrainingLoss, bert_layers
-from chimera.models.gpt import GptConfig, GptLoss, gpt_layers
+from chimera.models.gpt import GptConfig, gpt_layers
+from chimera.models.ict import IctConfig, IctLoss, ict_layers
+from chimera.models.llama import LlamaConfig, llama_layers
+from chimera.models.losses import LanguageModelLoss
+from chimera.models.t5 import T5Config, t5_layers
 from chimera.runtime.pipeline import Pipeline
 from chimera.schedules import build_schedule
 from chimera.tensor.parallel import ALONE, TensorParallel
@@ -209,31 +213,48 @@ def bert_config():
 
 # Models that tensor-parallel ranks share, drawn by the runtime. Over two ranks their 300 words are 256 and 44, over
 # four 128, 128, 44 and none.
-CUT_MODELS = ("bert-cut", "gpt-cut")
 CUT_WORDS = 300
+_CUT_SIZES = {
+    "vocab_size": CUT_WORDS,
+    "hidden_size": 8,
+    "num_heads": 4,
+    "intermediate_size": 12,
+    "max_positions": 10,
+    "dropout": 0.1,
+    "attention_dropout": 0.2,
+}
+
+
+def cut_models():
+    """Return for each model that two and four ranks can share how it is built, and its sizes."""
+    sizes = {**_CUT_SIZES, "num_layers": NUM_LAYERS - 2, "initializer_range": 0.3}
+    return {
+        "bert-cut": (bert_layers, BertConfig(**sizes)),
+        "gpt-cut": (gpt_layers, GptConfig(**sizes)),
+        # Two query heads for each of four key-value heads, of which four ranks have one each.
+        "llama-cut": (llama_layers, LlamaConfig(**sizes | {"num_heads": 8, "hidden_size": 16}, num_key_value_heads=4)),
+        # Both stacks' biases are shared by several stages, and the words by three layers.
+        "t5-cut": (
+            t5_layers,
+            T5Config(**_CUT_SIZES, num_layers=3, num_decoder_layers=3, relative_buckets=4, relative_max_distance=6),
+        ),
+        "ict-cut": (ict_layers, IctConfig(**_CUT_SIZES, num_layers=3, initializer_range=0.3)),
+    }
+
+
+CUT_MODELS = ("bert-cut", "gpt-cut", "llama-cut", "t5-cut", "ict-cut")
 
 
 def cut_config(model):
     """Return the sizes of a model that two and four ranks can share."""
-    kind = BertConfig if model == "bert-cut" else GptConfig
-    return kind(
-        vocab_size=CUT_WORDS,
-        hidden_size=8,
-        num_layers=NUM_LAYERS - 2,
-        num_heads=4,
-        intermediate_size=12,
-        max_positions=10,
-        dropout=0.1,
-        attention_dropout=0.2,
-        initializer_range=0.3,
-    )
+    return cut_models()[model][1]
 
 
 def cut_layers(model, dtype=torch.float64, parallel=ALONE, device="meta"):
     """Build this rank's share of every layer of a model that ranks share."""
-    build = bert_layers if model == "bert-cut" else gpt_layers
+    build, config = cut_models()[model]
     with torch.device(device):
-        return [layer.to(dtype) for layer in build(cut_config(model), parallel)]
+        return [layer.to(dtype) for layer in build(config, parallel)]
 
 
 def make_layers(model, dtype=torch.float64):
@@ -259,7 +280,9 @@ def make_layers(model, dtype=torch.float64):
 
 def make_loss(model, parallel=ALONE):
     if model in CUT_MODELS:
-        return (BertPretrainingLoss if model == "bert-cut" else GptLoss)(Vocabulary(CUT_WORDS, parallel))
+        if model == "ict-cut":
+            return IctLoss()
+        return (BertPretrainingLoss if model == "bert-cut" else LanguageModelLoss)(Vocabulary(CUT_WORDS, parallel))
     return {"mlp": functional.mse_loss, "tuple": tuple_loss, "paired": tuple_loss, "bert": BertPretrainingLoss()}[model]
 
 
@@ -285,7 +308,14 @@ def microbatch(model, step, index, dtype=torch.float64):
         labels[torch.rand(labels.shape, generator=generator) < (0.5, 1.1, 0.2)[index % 3]] = IGNORED
         weight = torch.rand(samples, length, generator=generator, dtype=dtype)
         return normal(samples, length, 5), {"labels": labels, "weight": weight, "value": normal(samples, length)}
-    if model == "gpt-cut":
+    if model == "ict-cut":
+        lengths = (4, 8) if index % 2 else (8, 4)
+        return ict_microbatch(integers, samples + 1, *lengths)
+    if model == "t5-cut":
+        return t5_microbatch(
+            integers, generator, samples, 4 + 4 * (index % 2), 8 - 4 * (index % 2), empty=index % 3 == 1
+        )
+    if model in {"gpt-cut", "llama-cut"}:
         # Lengths that two and four ranks can divide.
         ids = integers(CUT_WORDS, samples, 4 + 4 * (index % 2) + 1)
         unlabelled = torch.rand(ids[:, 1:].shape, generator=generator) < (0.2, 1.1, 0.5)[index % 3]
@@ -311,6 +341,28 @@ def bert_microbatch(integers, generator, samples, length, words, *, empty):
         "mlm_labels": mlm_labels,
     }
     return inputs, {"mlm_labels": mlm_labels, "nsp_labels": integers(2, samples)}
+
+
+def t5_microbatch(integers, generator, samples, length, decoder_length, *, empty):
+    ids = integers(CUT_WORDS, samples, length)
+    mask = torch.ones_like(ids)
+    mask[0, length - 2 :] = 0
+    labels = integers(CUT_WORDS, samples, decoder_length)
+    unlabelled = torch.rand(labels.shape, generator=generator) < (1.1 if empty else 0.3)
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": labels.roll(1, 1)}
+    return inputs, {"labels": labels.masked_fill(unlabelled, IGNORED)}
+
+
+def ict_microbatch(integers, samples, query_length, length):
+    inputs = {
+        "query_ids": integers(CUT_WORDS, samples, query_length),
+        "block_ids": integers(CUT_WORDS, samples, length),
+    }
+    for part, size in (("query", query_length), ("block", length)):
+        mask = torch.ones(samples, size, dtype=torch.long)
+        mask[0, size - 1 :] = 0
+        inputs[f"{part}_attention_mask"] = mask
+    return inputs, {"query_ids": inputs["query_ids"]}
 
 
 def microbatches(model, step, indices, dtype=torch.float64):

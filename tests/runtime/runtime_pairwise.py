@@ -75,7 +75,7 @@ def pairs_of(case):
 
 # Models that tensor-parallel ranks share: every kind of schedule, every way to recompute.
 CUT_AXES = {
-    "model": ["bert-cut", "gpt-cut"],
+    "model": ["bert-cut", "gpt-cut", "llama-cut", "t5-cut", "ict-cut"],
     "schedule": ["gpipe", "1f1b", "interleaved", "chimera-1-concatenate", "chimera-2-concatenate", "zb-h1", "zb-v"],
     "p": [1, 2, 4],
     "d": [1, 2, 4],

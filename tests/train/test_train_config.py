@@ -13,9 +13,16 @@ from chimera.models import bert_layers, count_parameters
 from chimera.passes.lower import lower
 from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config_file import SECTIONS, load_config, make_config, to_toml
-from chimera.train.layout import bert_layer_costs, layout_of, predicted_bubble
+from chimera.train.families import layers_of
+from chimera.train.layer_costs import bert_layer_costs
+from chimera.train.layout import layout_of, predicted_bubble
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+
+
+def meta_layers(config):
+    with torch.device("meta"):
+        return layers_of(config.model)
 
 
 def without(document, section, key):
@@ -23,7 +30,13 @@ def without(document, section, key):
     return {name: {k: v for k, v in table.items() if (name, k) != (section, key)} for name, table in document.items()}
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def proved(paths):
+    """Mark those whose proof takes long: with some 60,000 computations a step."""
+    large = {"megatron-529.6b", "megatron-1008b"}
+    return [pytest.param(path, marks=pytest.mark.long if path.stem in large else (), id=path.stem) for path in paths]
+
+
+@pytest.mark.parametrize("path", proved(CONFIGS))
 def test_every_shipped_configuration_runs(path):
     """Each file in configs/ loads, its schedule is proved as it will run, and every stage gets a layer."""
     config = load_config(path)
@@ -31,7 +44,7 @@ def test_every_shipped_configuration_runs(path):
     check(lower(layout.schedule, reduce=config.schedule.reduce))
     assert layout.schedule.num_ranks == config.parallel.pipeline
     assert set(layout.layer_to_stage) == set(range(layout.schedule.num_stages))
-    assert len(layout.layer_to_stage) == config.model.num_layers + 2
+    assert len(layout.layer_to_stage) == len(meta_layers(config))
     assert config.train.out == f"runs/{path.stem}"
     assert config.learning_rate.total_steps == config.train.steps
 
@@ -272,6 +285,33 @@ def test_a_schedule_file_has_its_own_sizes(tmp_path):
         layout_of(small_config(tmp_path, schedule__name=path))
     with pytest.raises(ConfigError, match=r"has 2 ranks, parallel.pipeline is 1; set parallel.pipeline to 2"):
         layout_of(small_config(tmp_path, schedule__name=path, schedule__microbatches="none", parallel__pipeline=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "ranks", "batch"),
+    [
+        ("gpt2-124m", 124_439_808, 8, 512),
+        ("gpt3-175b", 174_604_259_328, 1024, 1536),
+        ("t5-base", 222_903_552, 8, 128),
+        ("llama3-8b", 8_030_261_248, 64, 512),
+    ],
+)
+def test_published_models_are_configured(name, parameters, ranks, batch):
+    """Parameters to the last digit, and the ranks and the batch of the file's own comment."""
+    config = load_config(next(path for path in CONFIGS if path.stem == name))
+    assert count_parameters(meta_layers(config)) == parameters
+    assert (config.world_size, layout_of(config).global_batch) == (ranks, batch)
+
+
+@pytest.mark.parametrize("path", [p for p in CONFIGS if p.stem.startswith("megatron")], ids=lambda path: path.stem)
+def test_the_ten_models_of_megatrons_table_are_configured(path):
+    """Each is named by its parameters in 10⁹, which its layers have; GPUs and batch are the table's."""
+    config = load_config(path)
+    size = float(path.stem.removeprefix("megatron-").removesuffix("b"))
+    assert count_parameters(meta_layers(config)) / 1e9 == pytest.approx(size, rel=0.03)
+    table = {1.7: (32, 512), 3.6: (64, 512), 7.5: (128, 512), 18.4: (256, 1024), 39.1: (512, 1536)}
+    table |= {76.1: (1024, 1792), 145.6: (1536, 2304), 310.1: (1920, 2160), 529.6: (2520, 2520), 1008: (3072, 3072)}
+    assert (config.world_size, layout_of(config).global_batch) == table[size]
 
 
 def test_lists_of_any_length_are_read_and_written(tmp_path):

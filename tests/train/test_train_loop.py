@@ -80,7 +80,7 @@ def test_a_run_is_reported_as_it_goes(whole):
     assert 3 < events[0].unigram_entropy == result.unigram_entropy < 4.61
     assert result.evaluations == tuple(event for event in events if isinstance(event, EvaluationMetrics))
     assert [row.step for row in result.evaluations] == [0, 2, 4, 6]
-    assert {row.heldout_pairs for row in result.evaluations} == {8}
+    assert {row.answers for row in result.evaluations} == {8}
     assert result.checkpoint == events[-1].path
 
 
@@ -165,8 +165,8 @@ def test_the_layout_does_not_change_the_run(folder, whole, change):
         assert row == pytest.approx(expected, rel=2e-4)
     assert len(losses(out)) == 3
     expected = whole[0].evaluations[1]
-    assert result.evaluations[1].heldout_mlm_loss == pytest.approx(expected.heldout_mlm_loss, rel=2e-4)
-    assert result.evaluations[1].heldout_nsp_accuracy == expected.heldout_nsp_accuracy
+    assert result.evaluations[1].terms["mlm"] == pytest.approx(expected.terms["mlm"], rel=2e-4)
+    assert result.evaluations[1].accuracy == expected.accuracy
 
 
 def test_bf16_keeps_weights_in_fp32(folder, whole):
@@ -345,7 +345,7 @@ def test_an_asynchronous_run_learns_and_resumes_bit_for_bit(folder, name):
     assert [row["lr"] for row in rows] == [
         0.01 * learning_rate_factor(rate, updates * step - 1) for step in range(1, len(rows) + 1)
     ]
-    assert whole.evaluations[-1].heldout_mlm_loss < whole.evaluations[0].heldout_mlm_loss
+    assert whole.evaluations[-1].terms["mlm"] < whole.evaluations[0].terms["mlm"]
 
 
 @pytest.mark.parametrize(

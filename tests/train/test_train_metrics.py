@@ -16,8 +16,7 @@ def step(number):
     return StepMetrics(
         step=number,
         loss=number + 0.5,
-        mlm_loss=number + 0.25,
-        nsp_loss=0.25,
+        terms={"mlm": number + 0.25, "nsp": 0.25},
         grad_norm=1.5,
         lr=1e-3,
         tokens_per_s=100.0,
@@ -29,9 +28,7 @@ def step(number):
 
 def evaluation(number):
     """Return the row of an evaluation."""
-    return EvaluationMetrics(
-        step=number, heldout_mlm_loss=7.5, heldout_nsp_loss=0.6, heldout_nsp_accuracy=0.55, heldout_pairs=64
-    )
+    return EvaluationMetrics(step=number, terms={"mlm": 7.5, "nsp": 0.6}, told_right="nsp", accuracy=0.55, answers=64)
 
 
 def write(folder, rows, *, first_step=0, tensorboard=False):
@@ -89,10 +86,21 @@ def test_a_foreign_line_is_named(tmp_path, text):
         read_rows(path)
 
 
-def test_an_evaluation_of_another_form_is_named(tmp_path):
-    """An evaluation without one of its keys is refused."""
-    (tmp_path / "evaluation.jsonl").write_text('{"step": 0, "heldout_mlm_loss": 7.0}\n')
-    with pytest.raises(FormatError, match=r"line 1 has the keys step, heldout_mlm_loss; needed: "):
+def test_a_loss_alone_is_an_evaluation(tmp_path):
+    """A family that counts no right answers has its terms alone."""
+    rows = (EvaluationMetrics(step=0, terms={"lm": 7.0}),)
+    write(tmp_path, rows)
+    assert json.loads((tmp_path / "evaluation.jsonl").read_text()) == {"step": 0, "heldout_lm_loss": 7.0}
+    assert read_evaluations(tmp_path) == rows
+
+
+@pytest.mark.parametrize(
+    "other", ['"heldout_nsp_accuracy": 0.5', '"heldout_pairs": 3', '"perplexity": 9.0', '"heldout_x_accuracy": 0.5']
+)
+def test_an_evaluation_of_another_form_is_named(tmp_path, other):
+    """An evaluation with a key too many or one too few is refused."""
+    (tmp_path / "evaluation.jsonl").write_text(f'{{"step": 0, "heldout_mlm_loss": 7.0, {other}}}\n')
+    with pytest.raises(FormatError, match=r"line 1 has the keys step, heldout_mlm_loss, \w+; needed: "):
         read_evaluations(tmp_path)
 
 
