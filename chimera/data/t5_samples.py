@@ -23,9 +23,11 @@ from chimera.data.text_tokenizer import TextTokenizer
 from chimera.data.tokens import TokenizedDocuments
 from chimera.errors import ConfigError, DataError
 
-__all__ = ["SpanVocabulary", "T5Samples", "span_lengths"]
+__all__ = ["NUM_SENTINELS", "SpanVocabulary", "T5Samples", "span_lengths"]
 
-_NUM_SENTINELS: Final = 100
+NUM_SENTINELS: Final = 100
+"""What a vocabulary without any is given, as T5's own has."""
+
 _END_TOKENS: Final = ("</s>", "<eos>", "<|endoftext|>", "[SEP]")
 _PAD_TOKENS: Final = ("<pad>", "[PAD]")
 
@@ -55,10 +57,10 @@ class SpanVocabulary:
         """
         ids = tokenizer.tokens()
         end, pad = (_one_of(names, ids, tokenizer.name) for names in (_END_TOKENS, _PAD_TOKENS))
-        named = [ids[name] for number in range(_NUM_SENTINELS) if (name := f"<extra_id_{number}>") in ids]
+        named = [ids[name] for number in range(NUM_SENTINELS) if (name := f"<extra_id_{number}>") in ids]
         if named:
             return cls(tokenizer.size, pad, end, tuple(named))
-        size = tokenizer.size + _NUM_SENTINELS
+        size = tokenizer.size + NUM_SENTINELS
         return cls(size, pad, end, tuple(range(size - 1, tokenizer.size - 1, -1)))
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from chimera.data.config import DEFAULT_VOCAB_SIZE
+from chimera.data.t5_samples import NUM_SENTINELS
 from chimera.errors import ConfigError, nearest_names
 from chimera.models.config import TransformerConfig
 from chimera.train.config import TrainConfig
@@ -178,12 +179,13 @@ def _derive(values: _Values, where: str) -> None:
     model, data = values["model"], values["data"]
     if "vocab_size" in model:
         return
-    if data.get("vocabulary") is not None and data.get("vocab_size") is None:
+    adds_sentinels = data["samples"] == "t5"
+    if data.get("vocabulary") is not None and (data.get("vocab_size") is None or adds_sentinels):
         raise ConfigError(
             f"{where}: data.vocabulary is a file, so model.vocab_size does not follow from the options; set "
-            "data.vocab_size or model.vocab_size to the number of its tokens"
+            f"{'' if adds_sentinels else 'data.vocab_size or '}model.vocab_size to the number of its tokens"
         )
-    model["vocab_size"] = data.get("vocab_size") or DEFAULT_VOCAB_SIZE
+    model["vocab_size"] = (data.get("vocab_size") or DEFAULT_VOCAB_SIZE) + NUM_SENTINELS * adds_sentinels
 
 
 def _require_all(values: _Values, types: Mapping[str, type[Any]], where: str) -> None:
