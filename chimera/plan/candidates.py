@@ -24,7 +24,7 @@ from chimera.plan.step import Grid
 
 __all__ = ["Candidates", "Figures", "estimate_many"]
 
-Array = NDArray[np.float64]
+_Array = NDArray[np.float64]
 
 _CHUNK = 16384
 """Candidates worked out together: their columns stay in the processor's cache."""
@@ -46,23 +46,23 @@ class Candidates(NamedTuple):
         sharded: 1 or 0.
     """
 
-    tensor: Array
-    pipeline: Array
-    data: Array
-    chunks: Array
-    pairs: Array
-    microbatch: Array
-    microbatches: Array
-    recompute: Array
-    sequence_parallel: Array
-    sharded: Array
+    tensor: _Array
+    pipeline: _Array
+    data: _Array
+    chunks: _Array
+    pairs: _Array
+    microbatch: _Array
+    microbatches: _Array
+    recompute: _Array
+    sequence_parallel: _Array
+    sharded: _Array
 
 
 class Figures(NamedTuple):
     """Seconds of a step and bytes of the rank that holds most, per candidate."""
 
-    step_s: Array
-    peak_bytes: Array
+    step_s: _Array
+    peak_bytes: _Array
 
 
 def estimate_many(
@@ -96,13 +96,13 @@ class _Layers(NamedTuple):
     """Per distinct way of running a layer: times, kept bytes, parameters; and each candidate's index into them."""
 
     times: ModelTimes
-    kept: Array
-    kept_by_head: Array
-    working: Array
-    block_parameters: Array
-    first: Array
-    last: Array
-    tied: Array
+    kept: _Array
+    kept_by_head: _Array
+    working: _Array
+    block_parameters: _Array
+    first: _Array
+    last: _Array
+    tied: _Array
     which: NDArray[np.intp]
 
 
@@ -198,7 +198,7 @@ def _layers(
         rates, stacks, sharing, vocab=vocab, fused_attention=software.fused_attention, transform=shape.family == "bert"
     )
 
-    def kept(mode: Array) -> Array:
+    def kept(mode: _Array) -> _Array:
         total = sum(
             dims.blocks
             * block_activation_bytes(
@@ -234,7 +234,7 @@ def _layers(
     )
 
 
-def _ends(shape: ModelShape, tensor: Array, vocab: Array) -> tuple[Array, Array]:
+def _ends(shape: ModelShape, tensor: _Array, vocab: _Array) -> tuple[_Array, _Array]:
     """Return the parameters of embedding and head on one device."""
     embedding = [embedding_parameters(shape, vocab=int(v)).per_rank(t) for t, v in zip(tensor, vocab, strict=True)]
     head = [head_parameters(shape, vocab=int(v)).per_rank(t) for t, v in zip(tensor, vocab, strict=True)]

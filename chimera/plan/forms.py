@@ -39,7 +39,7 @@ class FormSizes(NamedTuple):
         return self.forward + self.backward
 
 
-Ends = Literal["apart", "together", "shared"]
+_Ends = Literal["apart", "together", "shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class ClosedForm:
     copies: Callable[[FormSizes], Number] = lambda _: 1.0
     hops: Callable[[FormSizes], Number] = lambda x: 2 * (x.ranks - 1)
     steady_hops: Callable[[FormSizes], Number] = lambda _: 0.0
-    ends: Ends = "apart"
+    ends: _Ends = "apart"
 
 
 def _up_to(limit: Callable[[FormSizes], Number]) -> Callable[[FormSizes], Number]:

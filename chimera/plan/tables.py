@@ -17,7 +17,17 @@ from chimera.ir.files import read_text
 from chimera.plan.layout import Layout, Recompute
 from chimera.plan.shape import ModelShape
 
-__all__ = ["TABLES", "Machine", "MeasuredRow", "inconsistent", "measured_table", "published_table", "read_columns"]
+__all__ = [
+    "FOUR_ADAPTERS",
+    "SELENE",
+    "TABLES",
+    "Machine",
+    "MeasuredRow",
+    "inconsistent",
+    "measured_table",
+    "published_table",
+    "read_columns",
+]
 
 
 class Machine(NamedTuple):

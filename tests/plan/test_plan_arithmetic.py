@@ -62,19 +62,20 @@ def test_operations_follow_the_published_formulas():
 
 
 @pytest.mark.parametrize(
-    ("recompute", "sequence_parallel", "whole", "shared", "scores"),
+    ("recompute", "sequence_parallel", "terms"),
     [
-        ("none", 0, 10, 24, 5),
-        ("none", 1, 0, 34, 5),
-        ("selective", 0, 10, 24, 0),
-        ("selective", 1, 0, 34, 0),
-        ("full", 0, 2, 0, 0),
-        ("full", 1, 0, 2, 0),
+        ("none", 0, (10, 24, 5)),
+        ("none", 1, (0, 34, 5)),
+        ("selective", 0, (10, 24, 0)),
+        ("selective", 1, (0, 34, 0)),
+        ("full", 0, (2, 0, 0)),
+        ("full", 1, (0, 2, 0)),
     ],
 )
 @pytest.mark.parametrize("tensor", [1, 8])
-def test_activations_follow_korthikanti(recompute, sequence_parallel, whole, shared, scores, tensor):
+def test_activations_follow_korthikanti(recompute, sequence_parallel, terms, tensor):
     """Korthikanti et al. 2022, table 2: s b h (whole + shared/t + scores · a s/(h t))."""
+    whole, shared, scores = terms
     kept = block_activation_bytes(
         dims_of(GPT3)[0],
         microbatch=2,
