@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from typing import Annotated, Any, Final, Literal
 
 import torch
@@ -30,8 +31,9 @@ from chimera.schedules import build_schedule
 from chimera.tensor.vocabulary import Vocabulary
 from chimera.train.families import family_of, layers_of
 
+transformers: Any
 try:
-    import transformers
+    transformers = import_module("transformers")
 except ImportError:
     # Of the dependency group "parity"; who asks for the comparison is told so.
     transformers = None

@@ -47,7 +47,8 @@ _LINES_OF_A_RUN: Final = 20
 @cache
 def _overrides_of(section: str) -> type[Any]:
     """Return a dataclass with an optional text for each option of a section, and the section's own help."""
-    help_of, fields = {}, {}
+    help_of: dict[str, str] = {}
+    fields: dict[str, list[dataclasses.Field[Any]]] = {}
     for class_ in section_classes(section):
         help_of |= _attribute_help(class_)
         for option in dataclasses.fields(class_):

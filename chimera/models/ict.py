@@ -80,7 +80,7 @@ class IctQueryBlock(BertBlock):
 
     fields: ClassVar[tuple[str, ...]] = ("query_attention_mask",)
 
-    def forward(self, hidden: Tensor, query_attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, hidden: Tensor, query_attention_mask: Tensor | None = None) -> Tensor:
         """Map ``[b, query s, h]``, or this rank's part, to as much; the mask is 1 at real tokens."""
         return BertBlock.forward(self, hidden, query_attention_mask)
 

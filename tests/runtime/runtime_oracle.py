@@ -50,7 +50,8 @@ def drawn_layers(model, dtype):
     layers = cut_layers(model, dtype, device="cpu")
     for number, layer in reversed(list(enumerate(layers))):
         torch.manual_seed(mix(Purpose.INITIAL_WEIGHTS, SEED, number))
-        layer.reset_parameters()
+        if any(True for _ in layer.parameters()):
+            layer.reset_parameters()
     return layers
 
 

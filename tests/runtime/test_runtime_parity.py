@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import runtime_cases
 import torch
-from runtime_cases import all_names, hashable, make_loss, make_schedule, microbatch, relative_error
+from runtime_cases import ADAMW, all_names, hashable, make_loss, make_schedule, microbatch, relative_error
 from runtime_oracle import serial_history, total_loss
 from runtime_pairwise import (
     AXES,
@@ -99,7 +99,10 @@ def errors_of(histories, serial):
                 error = relative_error(array, expected["gradients"][name], floor=1e-3 * expected["norm"])
                 errors["gradients"] = max(errors["gradients"], error)
             for name, array in got["weights"].items():
-                errors["weights"] = max(errors["weights"], relative_error(array, expected["weights"][name]))
+                # A parameter without a gradient but for rounding stays at 0 but for rounding (the last bias of ICT's
+                # second encoder moves all blocks alike), so none is asked for more than one update's precision.
+                error = relative_error(array, expected["weights"][name], floor=ADAMW["lr"])
+                errors["weights"] = max(errors["weights"], error)
     return errors
 
 

@@ -1,6 +1,7 @@
 """Every family trains from its configuration and from transformers' weights, and computes the same when compiled."""
 
 import shutil
+import warnings
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ OPTIONS = {
     "gpt": {"model__vocab_size": 120},
     "llama": {"model__num_key_value_heads": 1, "model__intermediate_size": 24},
     "t5": {"model__vocab_size": 256},
-    "ict": {"data__query_length": 8},
+    "ict": {"data__query_length": 8, "data__sequence_length": 40, "model__max_positions": 40},
 }
 TERMS = {"bert": {"mlm", "nsp"}, "gpt": {"lm"}, "llama": {"lm"}, "t5": {"lm"}, "ict": {"retrieval"}}
 
@@ -166,7 +167,10 @@ def test_compiled_blocks_compute_the_same(folder, family):
             layers = layers_of(config.model)
         if compiled:
             assert compile_blocks(layers, backend="aot_eager") >= 2
-        found.append(one_step(layers, config))
+        with warnings.catch_warnings():
+            if compiled:  # the compiler reads much that warns
+                warnings.simplefilter("ignore")
+            found.append(one_step(layers, config))
     (plain_loss, plain), (loss, gradients) = found
     assert loss == pytest.approx(plain_loss, rel=1e-6)
     for name, gradient in plain.items():
