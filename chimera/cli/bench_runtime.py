@@ -67,6 +67,7 @@ class _Job:
     costs: Costs
     message_bytes: int
     runs: int
+    backend: Literal["auto", "gloo"]
 
 
 def bench_runtime(
@@ -79,6 +80,7 @@ def bench_runtime(
     message_bytes: int = 262144,
     runs: int = 5,
     against: Literal["none", "torch"] = "none",
+    backend: Literal["auto", "gloo"] = "auto",
     json: Flag = False,
 ) -> None:
     """Measure step times of schedules on the virtual device against their ideal, and the runtime's own CPU time.
@@ -98,6 +100,8 @@ def bench_runtime(
         message_bytes: size of every activation and gradient that is sent
         runs: measured runs; the median is printed
         against: another runtime to measure in turn
+        backend: how our messages go: auto shares memory between the ranks of this host, gloo is what they take between
+            hosts, and all that torch has
         json: print a JSON document instead
     """
     if not names:
@@ -124,6 +128,7 @@ def bench_runtime(
         ),
         message_bytes=message_bytes,
         runs=runs,
+        backend=backend,
     )
     rows = run_local(_Measure(job), job.ranks, preload=["chimera.cli.contenders", "chimera.cli.bench_runtime"])[0]
     if json:
@@ -170,7 +175,7 @@ class _Measure:
 
 
 def _contenders(job: _Job) -> list[Contender]:
-    return [ours(name, schedule, job.costs, job.message_bytes) for name, schedule in job.schedules] + [
+    return [ours(name, schedule, job.costs, job.message_bytes, job.backend) for name, schedule in job.schedules] + [
         torchs(
             name,
             ranks=job.ranks,
@@ -223,7 +228,8 @@ def _print(rows: list[RuntimeRow], job: _Job) -> None:
     out.print()
     print_wrapped(
         out,
-        f"{job.ranks} ranks, {job.microbatches} micro-batches, messages of {job.message_bytes:,} bytes; median of "
+        f"{job.ranks} ranks, {job.microbatches} micro-batches, messages of {job.message_bytes:,} bytes, "
+        f"{'through shared memory' if job.backend == 'auto' else 'over gloo'} (torch: over gloo); median of "
         f"{job.runs} runs. Ideal: the schedule with free communication. CPU: with no computation, of all ranks "
         "together; a pair is one micro-batch's forward and backward through one chunk per rank.",
     )

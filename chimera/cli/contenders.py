@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -80,10 +80,14 @@ def measure(contenders: Sequence[Contender], runs: int) -> dict[str, Measurement
     }
 
 
-def ours(name: str, schedule: Schedule, costs: Costs, message_bytes: int) -> Contender:
+def ours(
+    name: str, schedule: Schedule, costs: Costs, message_bytes: int, backend: Literal["auto", "gloo"] = "auto"
+) -> Contender:
     """Return our runtime with ``schedule``, waiting as long as ``costs`` say, in seconds."""
     layers = virtual_layers(costs.resolve(schedule), schedule.num_microbatches)
-    pipe = Pipeline(layers, schedule, VirtualLoss(len(layers)), dist.group.WORLD)
+    pipe = Pipeline(
+        layers, schedule, VirtualLoss(len(layers)), dist.group.WORLD, backend=None if backend == "auto" else backend
+    )
     inputs, targets = virtual_batch(schedule.num_microbatches, message_bytes)
     return Contender(
         name,

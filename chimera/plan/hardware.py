@@ -100,6 +100,7 @@ class Cluster:
         node_size: devices of one node.
         node_link: between the devices of a node.
         network_link: between nodes; its rate is what one device gets when all of its node send at once.
+        adapters: network adapters of one node; fewer than its devices if they share them.
 
     Raises:
         ConfigError: the devices do not make whole nodes.
@@ -110,6 +111,7 @@ class Cluster:
     node_size: int
     node_link: Link
     network_link: Link
+    adapters: int
 
     def __post_init__(self) -> None:
         if self.num_devices < 1 or self.node_size < 1:
@@ -129,6 +131,7 @@ class Cluster:
         *,
         node_size: int | None = None,
         network_bytes_per_s: float | None = None,
+        adapters: int | None = None,
     ) -> "Cluster":
         """Build the cluster of a device's usual machines, with other nodes or another network where given.
 
@@ -137,6 +140,7 @@ class Cluster:
             num_devices: n.
             node_size: devices of one node; as many as the device's innermost link joins where not given.
             network_bytes_per_s: what all devices of one node together can send to other nodes.
+            adapters: network adapters of one node; one for each device where not given.
 
         Raises:
             ConfigError: the devices do not make whole nodes, or the node is larger than its link can join.
@@ -158,7 +162,12 @@ class Cluster:
                 latency_s=network.latency_s,
             )
         return cls(
-            device=device, num_devices=num_devices, node_size=size, node_link=node_link, network_link=network
+            device=device,
+            num_devices=num_devices,
+            node_size=size,
+            node_link=node_link,
+            network_link=network,
+            adapters=size if adapters is None else adapters,
         )
 
     @property

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from chimera.runtime.communicator import Pending
 from chimera.runtime.groups import Channel, Groups
+from chimera.runtime.links import Transfer
 
 __all__ = ["Channels", "Spec", "TensorSpec", "Tensors"]
 
@@ -31,7 +31,7 @@ Tensors = tuple[torch.Tensor, ...]
 class _InFlight(NamedTuple):
     """Tensors being sent or received, and the works that end when they are."""
 
-    works: list[Pending]
+    works: list[Transfer]
     tensors: list[torch.Tensor]
 
 
@@ -42,7 +42,7 @@ class Channels:
     when it is issued, and a receive posted ahead must not wait for computations that need it.
 
     Args:
-        groups: communicators by channel.
+        groups: links by channel.
         depth: sends a channel may have pending before the next one waits for the oldest; the peer posts its receives
             ahead, so the oldest is normally gone by then.
     """
@@ -52,22 +52,18 @@ class Channels:
         self._depth = depth
         self._staged = groups.staged_on_cpu
         self._on_cuda = groups.device.type == "cuda" and not groups.staged_on_cpu
-        me = groups.pipeline_rank
-        self._ends = {
-            channel: (communicator, groups.world_rank(channel[1] if channel[0] == me else channel[0]))
-            for channel, communicator in groups.channels.items()
-        }
+        self._links = groups.channels
         self._streams = {channel: self._stream() for channel in groups.channels} if self._on_cuda else {}
         self._pending: dict[Channel, deque[_InFlight]] = {channel: deque() for channel in groups.channels}
         self._posted: dict[object, _InFlight] = {}
 
     def post(self, key: object, channel: Channel, spec: Spec) -> None:
         """Post the receive of message ``key`` and return at once."""
-        communicator, peer = self._ends[channel]
+        link = self._links[channel]
         device = "cpu" if self._staged else self._groups.device
         with self._on_stream(channel):
             buffers = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in spec]
-            works = [communicator.receive(buffer, peer, channel[2]) for buffer in buffers]
+            works = [link.receive(buffer) for buffer in buffers]
         self._posted[key] = _InFlight(works, buffers)
 
     def take(self, key: object) -> Tensors:
@@ -88,12 +84,12 @@ class Channels:
         pending = self._pending[channel]
         if len(pending) >= self._depth:
             self._finish(channel, pending.popleft())
-        communicator, peer = self._ends[channel]
+        link = self._links[channel]
         leaving = [(tensor.cpu() if self._staged else tensor).contiguous() for tensor in tensors]
         if self._on_cuda:
             self._streams[channel].wait_stream(torch.cuda.current_stream(self._groups.device))
         with self._on_stream(channel):
-            works = [communicator.send(tensor, peer, channel[2]) for tensor in leaving]
+            works = [link.send(tensor) for tensor in leaving]
         pending.append(_InFlight(works, leaving))
 
     def drain(self) -> None:

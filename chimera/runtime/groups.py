@@ -14,7 +14,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from chimera.errors import UsageError
 from chimera.ir.schedule import Placement
+from chimera.runtime import shared_memory
 from chimera.runtime.communicator import Communicator
+from chimera.runtime.links import CommunicatorLink, Link
 
 __all__ = ["Channel", "Groups", "check_world_size"]
 
@@ -57,8 +59,8 @@ class Groups:
         control: all ranks, on CPU tensors: losses, counts, norms, agreement on shapes.
         stages: for each stage held here, the group of its replicas (routes × d).
         tied: for each tied group held here, by number, the group of its holders (with their replicas).
-        channels: for each channel this rank is an end of, its communicator. On NCCL each channel has its own; on gloo
-            they share one and the route is the tag.
+        channels: this rank's end of each of its channels. On NCCL each has a communicator of its own; on gloo they
+            share one and the route is the tag; two ranks of one host share memory unless gloo was asked for by name.
     """
 
     rank: int
@@ -70,7 +72,7 @@ class Groups:
     control: Communicator | None
     stages: dict[int, Communicator | None]
     tied: dict[int, Communicator | None]
-    channels: dict[Channel, Communicator]
+    channels: dict[Channel, Link]
     staged_on_cpu: bool
 
     @classmethod
@@ -93,8 +95,9 @@ class Groups:
             tied_stages: for each tied group of parameters, the stages that hold it.
             channels: all edges that carry messages.
             device: where the model lives; the CPU by default.
-            backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own. Gloo with a CUDA
-                device stages messages and gradients through the CPU.
+            backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own, and otherwise
+                gloo with shared memory between the ranks of one host. Both of these stage messages and gradients of a
+                CUDA device through the CPU.
             timeout_s: how long an operation waits for its peers.
 
         Raises:
@@ -108,8 +111,8 @@ class Groups:
         if store is not None:
             # Each rank counts its own calls, and all make the same calls: equal numbers without a message.
             store = PrefixStore(f"chimera/{store.add(f'chimera/runs/{rank}', 1)}", store)
-        backend = backend or _default_backend(store, rank, size, device)
-        pipeline_rank, data_rank = divmod(rank, data_size)
+        by_name, backend = backend, backend or _default_backend(store, rank, size, device)
+        pipeline_rank = rank // data_size
 
         def make(name: str, pipeline_ranks: Iterable[int], kind: str) -> Communicator | None:
             ranks = sorted(p * data_size + d for p in set(pipeline_ranks) for d in range(data_size))
@@ -123,25 +126,15 @@ class Groups:
             holders = {r for stage in held_by for r in placement.ranks_of(stage)}
             if pipeline_rank in holders:
                 tied[number] = make(f"tied{number}", holders, backend)
-        edges = set(channels)
-        mine = sorted(channel for channel in edges if pipeline_rank in channel[:2])
-        if backend == "nccl":
-            of_channel = {
-                (a, b, route): _communicator(
-                    backend,
-                    f"channel{a}-{b}-{route}-{data_rank}",
-                    sorted((a * data_size + data_rank, b * data_size + data_rank)),
-                    rank=rank,
-                    store=store,
-                    timeout=timeout,
-                )
-                for a, b, route in mine
-            }
-        else:
-            # Only ranks that will hold on to it: one that dropped it at once would close connections still being made.
-            ends = sorted({end * data_size + data_rank for channel in edges for end in channel[:2]})
-            messages = _communicator(backend, f"messages-{data_rank}", ends, rank=rank, store=store, timeout=timeout)
-            of_channel = dict.fromkeys(mine, messages)
+        links = _links(
+            sorted(channels),
+            rank=rank,
+            data_size=data_size,
+            backend=backend,
+            share_memory=by_name is None and backend == "gloo",
+            store=store,
+            timeout=timeout,
+        )
         return cls(
             rank=rank,
             pipeline_size=placement.num_ranks,
@@ -152,7 +145,7 @@ class Groups:
             control=control,
             stages=stages,
             tied=tied,
-            channels={channel: made for channel, made in of_channel.items() if made is not None},
+            channels=links,
             staged_on_cpu=backend == "gloo" and device.type == "cuda",
         )
 
@@ -177,9 +170,11 @@ class Groups:
 
     def abort(self) -> None:
         """Make every operation that this rank waits for fail at once."""
-        made = (self.control, *self.stages.values(), *self.tied.values(), *self.channels.values())
-        for communicator in {id(c): c for c in made if c is not None}.values():
-            communicator.abort()
+        for communicator in (self.control, *self.stages.values(), *self.tied.values()):
+            if communicator is not None:
+                communicator.abort()
+        for link in self.channels.values():
+            link.abort()
 
     def sum_everywhere(self, values: torch.Tensor) -> torch.Tensor:
         """Sum a CPU tensor over all ranks, in place, and wait."""
@@ -200,6 +195,55 @@ def _default_backend(store: Store | None, rank: int, size: int, device: torch.de
     store.set(f"device/{rank}", uuid)
     devices = [store.get(f"device/{other}") for other in range(size)]
     return "nccl" if len(set(devices)) == size else "gloo"
+
+
+def _links(
+    channels: Sequence[Channel],
+    *,
+    rank: int,
+    data_size: int,
+    backend: str,
+    share_memory: bool,
+    store: Store | None,
+    timeout: timedelta,
+) -> dict[Channel, Link]:
+    """Make this rank's ends of the channels of its replica's pipeline, all of which ``channels`` lists."""
+    if store is None:
+        return {}
+    pipeline_rank, data_rank = divmod(rank, data_size)
+    ends = {c: tuple(end * data_size + data_rank for end in c[:2]) for c in channels}
+    hosts = _hosts(store, rank, sorted({end for pair in ends.values() for end in pair})) if share_memory else {}
+    near = {c for c, (source, destination) in ends.items() if hosts and hosts[source] == hosts[destination] != ""}
+    far = [channel for channel in channels if channel not in near]
+    made: dict[Channel, Link] = {}
+    if any(pipeline_rank in channel[:2] for channel in near):
+        sending = {c: ends[c][1] for c in sorted(near) if c[0] == pipeline_rank}
+        receiving = {c: ends[c][0] for c in sorted(near) if c[1] == pipeline_rank}
+        made.update(shared_memory.connect(sending, receiving, rank=rank, store=store, timeout=timeout))
+    # On gloo, one for all; only ranks that will hold on to it: one that dropped it at once would close connections
+    # still being made.
+    everyone = sorted({end for channel in far for end in ends[channel]})
+    together = _communicator("gloo", f"messages-{data_rank}", everyone, rank=rank, store=store, timeout=timeout)
+    for channel in far:
+        source, destination, route = channel
+        if pipeline_rank not in (source, destination):
+            continue
+        name = f"channel{source}-{destination}-{route}-{data_rank}"
+        communicator = (
+            together
+            if backend == "gloo"
+            else _communicator(backend, name, sorted(ends[channel]), rank=rank, store=store, timeout=timeout)
+        )
+        if communicator is not None:
+            peer = next(end for end in ends[channel] if end != rank)
+            made[channel] = CommunicatorLink(communicator, peer, route)
+    return made
+
+
+def _hosts(store: Store, rank: int, ranks: Sequence[int]) -> dict[int, str]:
+    """Tell the others which host this rank is on, and learn theirs; "" where it cannot share memory."""
+    store.set(f"host/{rank}", shared_memory.host_identity() or "")
+    return {other: store.get(f"host/{other}").decode() for other in ranks} if rank in ranks else {}
 
 
 def _communicator(

@@ -54,7 +54,8 @@ class Pipeline:
         reduce: where gradient reductions start: "end", "eager" or "eager-opt".
         seed: of initial weights (layers on the meta device) and dropout.
         device: where this rank's layers live; the CPU by default.
-        backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own.
+        backend: "gloo" or "nccl"; by default nccl where every rank has a CUDA device of its own, and otherwise gloo,
+            with messages between the ranks of one host through memory that they share.
         dtype: type of weights and computation; None keeps the layers' own. Where it is narrower than fp32,
             ``optimizer_parameters`` holds the weights in fp32, and ``publish_weights`` copies an update back.
         timeout_s: how long a rank waits for another before it gives up.

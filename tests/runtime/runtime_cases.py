@@ -259,6 +259,7 @@ def train(group, case, steps):
         recompute=case["recompute"],
         reduce=case["reduce"],
         seed=SEED,
+        backend=case.get("backend"),
         timeout_s=60.0,
     )
     optimizer = torch.optim.AdamW([p for _, p in pipe.optimizer_parameters()], **ADAMW)

@@ -27,7 +27,9 @@ def members(group, schedule, p):
     Remembered.made = ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups_module, "Communicator", Remembered)
-        pipe = Pipeline(make_layers("bert"), make_schedule(schedule, p, 4), make_loss("bert"), group, timeout_s=20.0)
+        pipe = Pipeline(
+            make_layers("bert"), make_schedule(schedule, p, 4), make_loss("bert"), group, backend="gloo", timeout_s=20.0
+        )
     made = [reference() for reference in Remembered.made]
     pipe.close()
     return [None if communicator is None else list(communicator.ranks) for communicator in made]

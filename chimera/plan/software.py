@@ -1,0 +1,46 @@
+"""What a code base does that a device does not decide: padding, number formats, overlap, and how well its kernels do.
+
+Facts about a code base come from its publication or its source; at most two numbers are fitted to its own runs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from chimera.plan.hardware import Constant, Dtype
+
+__all__ = ["Software"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """One code base.
+
+    Attributes:
+        name: its key, as in ``--software``.
+        title: its name in print.
+        dtype: number format of products and activations.
+        vocab_multiple: the vocabulary is padded to a multiple of this times t; None where it is cut without padding.
+        fused_attention: whether scores never reach memory.
+        gradient_bytes: of one accumulated gradient, in memory.
+        reduced_bytes: of one gradient in the reduction over replicas.
+        overlaps_reduction: whether gradients are reduced while the pipeline drains, or after it.
+        constants: fitted: ``matrix_factor``, how fast its products are against the device's calibration; at most one
+            more of ``hop_factor``, how long a blocking hop between chunks takes, and ``unaligned_penalty``.
+        sources: where the facts come from.
+    """
+
+    name: str
+    title: str
+    dtype: Dtype
+    vocab_multiple: int | None
+    fused_attention: bool
+    gradient_bytes: float
+    reduced_bytes: float
+    overlaps_reduction: bool
+    constants: Mapping[str, Constant]
+    sources: tuple[str, ...]
+
+    def constant(self, name: str) -> float:
+        """Return a fitted constant, or 1 for one that this code base does not have."""
+        fitted = self.constants.get(name)
+        return 1.0 if fitted is None else fitted.value
