@@ -14,19 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chimera.errors import UsageError
-from chimera.ir.action import Kind, flatten
+from chimera.ir.action import Kind
 from chimera.ir.costs import StageCosts
 from chimera.ir.memory import peak_activations
 from chimera.ir.schedule import Placement, Schedule
+from chimera.plan.search.paths import counted_path
 from chimera.plan.search.variants import Variant
-from chimera.simulate import critical_path, simulate
+from chimera.simulate import simulate
 
 __all__ = ["RankKind", "Skeleton", "Traits", "skeleton", "traits"]
 
 _CACHED: Final = 20_000
-
-_KINDS: Final = (Kind.F, Kind.I, Kind.W)
-"""Kinds that paths are counted in; a whole backward is one I and one W."""
 
 _RATIOS: Final = ((1.0, 1.0, 1.0), (1.0, 2.0, 1.0))
 """Times of F, I and W that are simulated: a block without and with full recomputation."""
@@ -163,18 +161,8 @@ def _traits(schedule: Schedule) -> Traits:
 
 
 def _path(schedule: Schedule, ratio: tuple[float, float, float]) -> tuple[NDArray[np.float64], int]:
-    costs = _costs(schedule.num_stages, ratio)
-    spans = critical_path(schedule, simulate(schedule, costs, compiled=True), costs)
-    count = np.zeros((len(_KINDS), 3))
-    last = schedule.num_stages - 1
-    for span in spans:
-        for action in flatten([span.action]):
-            rows = [1, 2] if action.kind is Kind.B else [_KINDS.index(action.kind)]
-            count[rows, 0] += 1
-            count[rows, 1] += action.stage == 0
-            count[rows, 2] += action.stage == last
-    hops = sum(span.rank != following.rank for span, following in zip(spans, spans[1:], strict=False))
-    return count, hops
+    timeline = simulate(schedule, _costs(schedule.num_stages, ratio), compiled=True)
+    return counted_path(schedule, timeline, _HOP)
 
 
 def _costs(num_stages: int, ratio: tuple[float, float, float]) -> StageCosts:

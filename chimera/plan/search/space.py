@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Final, NamedTuple
+from itertools import product
+from typing import Final, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 from chimera.errors import ConfigError, nearest_names
 from chimera.plan.hardware import Cluster
 from chimera.plan.layout import RECOMPUTES, Layout, Recompute
-from chimera.plan.search.cuts import cut_by_cost, equal_cut
 from chimera.plan.search.divisors import divisors
 from chimera.plan.search.pricing import Choices
 from chimera.plan.search.variants import Variant, variants
@@ -27,6 +27,9 @@ __all__ = ["ASYNCHRONOUS", "Grid", "Reason", "SearchSpace", "Switches", "grids"]
 
 ASYNCHRONOUS: Final = frozenset({"pipedream", "pipedream-2bw"})
 """Schedules that step within themselves: they do not train like the others, and the runtime refuses them."""
+
+
+_MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 
 
 class Reason(StrEnum):
@@ -168,8 +171,70 @@ class Grid:
             pairs=variant.pairs,
             waves=variant.waves,
             unit=variant.unit,
-            recompute=_mode(switch.recompute),
+            recompute=_MODES[switch.recompute],
             sequence_parallel=switch.sequence_parallel,
             sharded=switch.sharded,
             cut=None if switch.equal else cut,
         )
+
+
+def grids(
+    shape: ModelShape, cluster: Cluster, *, global_batch: int, space: SearchSpace, rejected: Counter[Reason]
+) -> Iterator[Grid]:
+    """Yield the grids that divide, t ascending; what does not is counted in ``rejected``."""
+    devices = cluster.num_devices
+    for tensor in space.tensor or divisors(devices):
+        if tensor > shape.heads:
+            continue  # nobody would ask for it: more ranks than heads
+        for pipeline in space.pipeline or divisors(devices // tensor):
+            if devices % (tensor * pipeline) or (data := devices // (tensor * pipeline)) not in (space.data or (data,)):
+                continue
+            found = tuple(variants(pipeline, shape.num_blocks, names=space.names))
+            switches = _switches(cluster, tensor, pipeline, space)
+            sizes = _microbatch_sizes(global_batch, data, space)
+            count = len(found) * len(switches) * max(len(sizes), 1)
+            if reason := _refusal(shape, cluster, tensor, pipeline, sizes):
+                rejected[reason] += max(count, len(switches))
+            elif count:
+                yield Grid(tensor, pipeline, data, global_batch, found, sizes, switches)
+
+
+def _refusal(
+    shape: ModelShape, cluster: Cluster, tensor: int, pipeline: int, sizes: tuple[int, ...]
+) -> Reason | None:
+    """Return why no layout of this t and p can be."""
+    if cluster.node_size % tensor:
+        return Reason.NODE
+    if any(width % tensor for width in (shape.heads, shape.num_kv_heads, shape.ffn_width)):
+        return Reason.HEADS
+    if pipeline > shape.num_blocks:
+        return Reason.STAGES
+    return None if sizes else Reason.BATCH
+
+
+def _microbatch_sizes(global_batch: int, data: int, space: SearchSpace) -> tuple[int, ...]:
+    """Return the b that make whole micro-batches on d replicas."""
+    if global_batch % data:
+        return ()
+    return tuple(b for b in divisors(global_batch // data) if b in (space.microbatch or (b,)))
+
+
+def _switches(cluster: Cluster, tensor: int, pipeline: int, space: SearchSpace) -> tuple[Switches, ...]:
+    """Return all combinations of switches that differ from one another on such sizes.
+
+    Sequence parallelism needs a tensor-parallel group. Sharding needs replicas, which Chimera has even without data
+    parallelism; a pipeline of one rank has one cut.
+    """
+    modes = range(len(RECOMPUTES)) if space.recompute is None else sorted(map(RECOMPUTES.index, space.recompute))
+    sequence = [on for on in (False, True) if on in (space.sequence_parallel or (False, True))]
+    if tensor == 1:
+        sequence = [False]
+    sharded = [on for on in (False, True) if on in (space.sharded or (False, True))]
+    if cluster.num_devices == tensor:
+        sharded = [False]
+    equal = [not on for on in (False, True) if on in (space.uneven or (False, True))]
+    if pipeline == 1:
+        equal = [True]
+    return tuple(Switches(*each) for each in product(modes, sequence, sharded, equal))
+
+
