@@ -32,7 +32,7 @@ class ScheduleFamily:
 
     ``options`` are the names that ``build`` takes besides ``ranks`` and ``microbatches``. In the texts p is ranks, m
     micro-batches, v chunks per rank, f pairs, w waves, k updates; activations are in units of 1/p of the model for one
-    micro-batch.
+    micro-batch. Building a ``searched`` one runs the list scheduler, which takes seconds for many ranks.
     """
 
     name: str
@@ -43,6 +43,7 @@ class ScheduleFamily:
     memory: str
     options: tuple[str, ...]
     build: Callable[..., Schedule]
+    searched: bool = False
 
 
 FAMILIES: Final = (
@@ -95,6 +96,7 @@ FAMILIES: Final = (
         memory="weights 2f, activations at most p",
         options=("pairs",),
         build=chimera_zb,
+        searched=True,
     ),
     ScheduleFamily(
         name="looped-bfs",

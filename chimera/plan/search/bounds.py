@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from chimera.plan.search.pricing import Prices
 from chimera.plan.search.skeleton import Skeleton, Traits
 
-__all__ = ["Bounds", "Cut", "quick", "tight"]
+__all__ = ["Bounds", "quick", "tight"]
 
 Floats = NDArray[np.float64]
 
@@ -25,20 +25,6 @@ class Bounds:
 
     time_s: Floats
     memory_bytes: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Blocks of the first and the last stage, and the fewest of those between."""
-
-    first: int
-    middle: int
-    last: int
-
-    @classmethod
-    def of(cls, blocks: Sequence[int]) -> "Cut":
-        """Read it off the blocks of every stage."""
-        return cls(blocks[0], min(blocks[1:-1], default=min(blocks)), blocks[-1])
 
 
 def quick(
@@ -91,13 +77,16 @@ def _quick_of_one(
         return np.where(equal, even, stages * np.maximum(whole / traits.num_stages - block, 0.0)) * share
 
     busiest = whole * microbatches / pipeline
+    if traits.routes == 1:  # no rank has a part of a block
+        busiest = np.maximum(busiest, -(-blocks // pipeline) * block * microbatches)
     for kind in traits.ranks:
         busiest = np.maximum(busiest, work(kind.stages, kind.firsts, kind.lasts))
     filled = np.where(equal, float(traits.fill), max(traits.fill - 1.0, 0.0)) * middle
     waits = filled * (block if traits.whole else prices.block_s[0])
     waits = waits + traits.fill * (1 + traits.whole) * prices.hop_s
     time = np.maximum(busiest, work(*traits.late) + waits) + prices.tail_s
-    return Bounds(time, _memory(traits, prices, middle, equal, np.minimum(1.0, microbatches / traits.microbatches)))
+    filling = np.minimum(1.0, microbatches / traits.microbatches)
+    return Bounds(time, _memory(traits, prices, middle, equal, filling))
 
 
 def _memory(traits: Traits, prices: Prices, middle: Floats, equal: NDArray[np.bool_], filled: Floats) -> Floats:
@@ -118,21 +107,23 @@ def _memory(traits: Traits, prices: Prices, middle: Floats, equal: NDArray[np.bo
     return most
 
 
-def tight(skeleton: Skeleton, prices: Prices, cuts: Sequence[Cut]) -> Bounds:
+def tight(skeleton: Skeleton, prices: Prices, cuts: NDArray[np.int64]) -> Bounds:
     """Bound choices of one schedule, p and m.
 
     Args:
         skeleton: of the schedule.
         prices: over [choice].
-        cuts: of each choice.
+        cuts: [choice, stage], blocks of each stage.
     """
-    first, middle, last = (np.array([getattr(cut, part) for cut in cuts], np.float64) for part in Cut.__slots__)
-    # [kind, choice]: what any stage costs, and what the first and the last cost besides.
-    any_stage = middle * prices.block_s
-    at_first = (first - middle) * prices.block_s + prices.embedding_s
-    at_last = (last - middle) * prices.block_s + prices.head_s
-    priced = np.stack([any_stage, at_first, at_last], axis=1)
-    paths = np.einsum("pkw,kwc->pc", skeleton.paths, priced) + skeleton.hops[:, None] * prices.hop_s
-    equal = np.array([cut.first == cut.middle == cut.last for cut in cuts])
-    memory = _memory(skeleton.traits, prices, middle, equal, np.ones(len(cuts)))
-    return Bounds(paths.max(axis=0) + prices.tail_s, memory)
+    # [kind, choice, stage]
+    priced = prices.block_s[..., None] * cuts
+    priced[..., 0] += prices.embedding_s
+    priced[..., -1] += prices.head_s
+    paths = np.einsum("pks,kcs->pc", skeleton.paths, priced) + skeleton.hops[:, None] * prices.hop_s
+    state = cuts * prices.block_state_bytes[:, None]
+    state[:, 0] += prices.embedding_state_bytes
+    state[:, -1] += prices.head_state_bytes
+    fewest = np.where(skeleton.holds, cuts[:, None, :], cuts.max(initial=0)).min(axis=-1)
+    held = skeleton.peak_stages * fewest * prices.block_bytes[:, None]
+    memory = state @ skeleton.holds.T + held
+    return Bounds(paths.max(axis=0) + prices.tail_s, memory.max(axis=-1))

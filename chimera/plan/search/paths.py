@@ -24,7 +24,7 @@ _NO_ROW: Final = -1
 
 
 def counted_path(schedule: Schedule, timeline: Timeline, hop: float) -> tuple[NDArray[np.float64], int]:
-    """Return the computations of a critical path, [kind F I W, where], and its messages.
+    """Return the computations of a critical path, [kind F I W, stage], and its messages.
 
     The chain goes back from the last end: each computation began when the rank's one before it ended, or when the last
     of its needs was there.
@@ -35,7 +35,7 @@ def counted_path(schedule: Schedule, timeline: Timeline, hop: float) -> tuple[ND
         hop: time of a message.
 
     Returns:
-        Counts on any stage, on the first and on the last; number of messages.
+        Counts; number of messages.
     """
     table = schedule.table
     num_stages, num_microbatches = schedule.num_stages, schedule.num_microbatches
@@ -48,7 +48,7 @@ def counted_path(schedule: Schedule, timeline: Timeline, hop: float) -> tuple[ND
     paired, ranks, ends = table.paired.tolist(), table.rank.tolist(), timeline.end.tolist()
     phase_of = [PHASES.get(kind) for kind in Kind]
     needed = [[(int(on), offset) for phase, on, offset in NEEDS if phase is own] for own in phase_of]
-    counts = [[0, 0, 0] for _ in KINDS]
+    counts = [[0] * num_stages for _ in KINDS]
     hops = 0
     row = int(np.argmax(timeline.end))
     while True:
@@ -61,9 +61,7 @@ def counted_path(schedule: Schedule, timeline: Timeline, hop: float) -> tuple[ND
         for part in both:
             stage, microbatch = stages[part], microbatches[part]
             for place in _COUNTED[Kind(kinds[part])]:
-                counts[place][0] += 1
-                counts[place][1] += stage == 0
-                counts[place][2] += stage == num_stages - 1
+                counts[place][stage] += 1
             for on, offset in needed[kinds[part]]:
                 if not 0 <= stage + offset < num_stages:
                     continue

@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from chimera.errors import UsageError
 from chimera.plan.estimate import Estimate
 from chimera.plan.hardware import Cluster
-from chimera.plan.search.bounds import Bounds, Cut, quick, tight
+from chimera.plan.search.bounds import Bounds, quick, tight
 from chimera.plan.search.cuts import cut_by_cost, equal_cut
 from chimera.plan.search.pricing import Prices, Pricing
 from chimera.plan.search.skeleton import Traits, skeleton, traits
 from chimera.plan.search.space import Grid, Reason, SearchSpace, grids
+from chimera.plan.search.variants import MAX_SEARCHED_RANKS
 from chimera.plan.shape import ModelShape
+from chimera.schedules import SCHEDULES
 
 __all__ = ["Outcome", "search_layouts"]
 
@@ -105,12 +107,21 @@ def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Re
     """Bound a grid from the placements of its schedules; those that cannot take p are left out."""
     known: list[Traits] = []
     kept = []
+    each = len(grid.microbatch) * len(grid.switches)
     for variant in grid.variants:
+        if SCHEDULES[variant.schedule].searched and grid.pipeline > MAX_SEARCHED_RANKS:
+            rejected[Reason.SEARCHED] += each
+            continue
         try:
-            known.append(traits(variant, grid.pipeline))
-            kept.append(variant)
+            found = traits(variant, grid.pipeline)
         except UsageError:
-            rejected[Reason.SCHEDULE] += len(grid.microbatch) * len(grid.switches)
+            rejected[Reason.SCHEDULE] += each
+            continue
+        if found.num_stages > shape.num_blocks:
+            rejected[Reason.STAGES] += each
+            continue
+        known.append(found)
+        kept.append(variant)
     if not kept:
         return None
     grid = Grid(
@@ -213,7 +224,7 @@ class _Search:
         if not switches:
             return
         chosen = Prices(*(getattr(prices, name)[..., switches] for name in Prices.__slots__))
-        bounds = tight(found, chosen, [Cut.of(cuts[switch]) for switch in switches])
+        bounds = tight(found, chosen, np.array([cuts[switch] for switch in switches]))
         floor = each.bounds.time_s[variant, b, switches]
         for place, switch in enumerate(switches):
             if bounds.memory_bytes[place] > chosen.usable_bytes[place]:

@@ -6,7 +6,7 @@ like the simulated ones. So a schedule is simulated once, for several typical ra
 candidates as an array. It knows no model and no device.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -87,14 +87,16 @@ class Skeleton:
     """One schedule of one number of micro-batches, free of costs.
 
     Attributes:
-        traits: of its placement, with peaks of this step.
-        paths: [path, kind F I W, where], computations of each path; where: any stage, the first, the last.
+        paths: [path, kind F I W, stage], computations of each path.
         hops: [path], messages on each path.
+        holds: [rank, stage], whether a rank holds a stage's weights.
+        peak_stages: [rank], most stages' activations that it holds at once.
     """
 
-    traits: Traits
     paths: NDArray[np.float64]
     hops: NDArray[np.float64]
+    holds: NDArray[np.bool_]
+    peak_stages: NDArray[np.float64]
 
 
 @lru_cache(maxsize=_CACHED)
@@ -122,27 +124,34 @@ def skeleton(variant: Variant, ranks: int, microbatches: int) -> Skeleton:
     """
     period = _PERIOD * ranks
     if microbatches <= _FOLD_FROM * ranks + period:
-        schedule = variant.build(ranks, microbatches)
-        found = [_path(schedule, ratio) for ratio in _RATIOS]
-        hops = np.array([hops for _, hops in found], np.float64)
-        return Skeleton(_traits(schedule), np.array([path for path, _ in found]), hops)
+        return _of(variant.build(ranks, microbatches))
     short = period + microbatches % period
     base, one = (skeleton(variant, ranks, m) for m in (short, short + period))
     times = (microbatches - short) / period
     return Skeleton(
-        traits=_grown(base.traits, one.traits, times, microbatches),
         paths=base.paths + times * (one.paths - base.paths),
         hops=base.hops + times * (one.hops - base.hops),
+        holds=one.holds,
+        # Only breadth-first schedules hold more with every micro-batch.
+        peak_stages=base.peak_stages + times * (one.peak_stages - base.peak_stages),
     )
 
 
-def _grown(base: Traits, one: Traits, times: float, microbatches: int) -> Traits:
-    """Return what ranks hold in a longer step; only breadth-first schedules hold more with every micro-batch."""
-    ranks = tuple(
-        replace(a, peak_stages=a.peak_stages + times * (b.peak_stages - a.peak_stages))
-        for a, b in zip(base.ranks, one.ranks, strict=True)
+def _of(schedule: Schedule) -> Skeleton:
+    found = []
+    for ratio in _RATIOS:
+        timeline = simulate(schedule, _costs(schedule.num_stages, ratio), compiled=True)
+        found.append(counted_path(schedule, timeline, _HOP))
+    placement = schedule.placement
+    holds = np.zeros((placement.num_ranks, placement.num_stages), np.bool_)
+    for route in placement.routes:
+        holds[route, range(placement.num_stages)] = True
+    return Skeleton(
+        paths=np.array([path for path, _ in found]),
+        hops=np.array([hops for _, hops in found], np.float64),
+        holds=holds,
+        peak_stages=np.array(peak_activations(schedule)) * placement.num_stages / placement.num_ranks,
     )
-    return replace(base, microbatches=microbatches, ranks=ranks)
 
 
 def _traits(schedule: Schedule) -> Traits:
@@ -158,11 +167,6 @@ def _traits(schedule: Schedule) -> Traits:
         microbatches=schedule.num_microbatches,
         ranks=_rank_kinds(schedule),
     )
-
-
-def _path(schedule: Schedule, ratio: tuple[float, float, float]) -> tuple[NDArray[np.float64], int]:
-    timeline = simulate(schedule, _costs(schedule.num_stages, ratio), compiled=True)
-    return counted_path(schedule, timeline, _HOP)
 
 
 def _costs(num_stages: int, ratio: tuple[float, float, float]) -> StageCosts:

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     STAGES = "more stages than blocks"
     BATCH = "d does not divide the global batch"
     SCHEDULE = "the schedule cannot take the sizes"
+    SEARCHED = "too many ranks to search an order for"
     SAME = "the same as another"
     MEMORY = "does not fit into memory"
     BOUND = "cannot beat the best, by its bound"

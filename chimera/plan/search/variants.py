@@ -12,7 +12,7 @@ from chimera.ir.schedule import Schedule
 from chimera.plan.search.divisors import divisors
 from chimera.schedules import SCHEDULES, build_schedule
 
-__all__ = ["MAX_CHUNKS", "MAX_PAIRS", "MAX_WAVES", "SINGLE_RANK", "Variant", "variants"]
+__all__ = ["MAX_CHUNKS", "MAX_PAIRS", "MAX_SEARCHED_RANKS", "MAX_WAVES", "SINGLE_RANK", "Variant", "variants"]
 
 MAX_CHUNKS: Final = 12
 """Chunks of a rank that are tried: more messages, and stages of few blocks, win nothing beyond."""
@@ -22,6 +22,9 @@ MAX_WAVES: Final = 4
 
 MAX_PAIRS: Final = 4
 """Pairs of pipelines that are tried, with two copies of the weights each."""
+
+MAX_SEARCHED_RANKS: Final = 32
+"""Ranks for which an order is searched: the list scheduler takes seconds for more."""
 
 SINGLE_RANK: Final = "1f1b"
 """The one schedule of a pipeline of one rank: all others run the same computations there."""
