@@ -52,7 +52,7 @@ class RankLoad(NamedTuple):
         copies: ranks of a pipeline group that hold a replica of each stage.
         sharded: 1 where the update is shared out over the replicas, else 0.
         reduced_bytes: of one gradient on its way.
-        hop_factor: of the code base, see ``pipeline_s``.
+        hop_factor: of the code base: how long a message holds up the pipeline, in messages.
     """
 
     share: Number
@@ -103,6 +103,7 @@ def closed_step(
     """Return the times of a step."""
     latency, rate = hop_times(rates, grid)
     hop = np.where(np.asarray(grid.pipeline) > 1, latency + message_bytes(rates, stacks, microbatch) / rate, 0.0)
+    hop = hop * load.hop_factor
     pipeline = pipeline_s(
         form,
         grid,
@@ -110,7 +111,6 @@ def closed_step(
         embedding=times.embedding,
         head=times.head,
         hop_s=hop,
-        hop_factor=load.hop_factor,
     )
     replicas = grid.data * load.copies
     sharded = np.asarray(load.sharded) > 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from chimera.ir.costs import StageCosts
 from chimera.ir.schedule import Schedule
+from chimera.ir.timeline import Timeline
 from chimera.plan.hardware import Cluster
 from chimera.plan.layout import Layout
 from chimera.plan.shape import ModelShape
@@ -63,7 +64,8 @@ class Estimate:
         bubble_fraction: idle share of the pipeline's part.
         compute_s: by what it goes for, the busy time of the rank that computes longest.
         costs: of the stages, as simulated.
-        schedule: as simulated.
+        schedule: as simulated; of fewer micro-batches where the steady state of a long step was folded.
+        timeline: of ``schedule``.
         memory: per pipeline rank.
         model_flops: of a step, without recomputation.
         hardware_flops: of a step, with it.
@@ -81,6 +83,7 @@ class Estimate:
     compute_s: Mapping[str, float]
     costs: StageCosts
     schedule: Schedule
+    timeline: Timeline
     memory: tuple[RankMemory, ...]
     model_flops: float
     hardware_flops: float

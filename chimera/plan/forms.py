@@ -50,7 +50,9 @@ class ClosedForm:
         bubble: idle time of a step.
         activations: at the peak of a rank, in units of 1/p of the model for one micro-batch.
         copies: of the weights on a rank.
-        hops: messages in a row that a step waits for.
+        hops: messages in a row that a step waits for, once.
+        steady_hops: messages that every micro-batch waits for on the ranks before the last (Qi et al. 2024: with a
+            hop as latency 1F1B takes 2(p−1)/p of them).
         ends: whether one rank has the first stage and another the last, one rank both, or two ranks half of each.
     """
 
@@ -58,6 +60,7 @@ class ClosedForm:
     activations: Callable[[FormSizes], Number]
     copies: Callable[[FormSizes], Number] = lambda _: 1.0
     hops: Callable[[FormSizes], Number] = lambda x: 2 * (x.ranks - 1)
+    steady_hops: Callable[[FormSizes], Number] = lambda _: 0.0
     ends: Ends = "apart"
 
 
@@ -66,15 +69,22 @@ def _up_to(limit: Callable[[FormSizes], Number]) -> Callable[[FormSizes], Number
 
 
 def _hops_1f1b(x: FormSizes) -> Number:
-    """Return the hops of 1F1B with a hop as latency (Qi et al. 2024): a round trip for every micro-batch."""
-    steady = 2 * x.microbatches * (x.ranks - 1) / x.ranks
-    return np.where(np.asarray(x.ranks) > 1, steady + 2 * (x.ranks - 1) - 2, 0.0)
+    return np.maximum(2 * (x.ranks - 1) - 2, 0.0)
+
+
+def _steady_1f1b(x: FormSizes) -> Number:
+    """Return the hops of 1F1B that a rank's period waits for: its round trip, over the micro-batches in flight."""
+    return 2 * (x.ranks - 1) / x.ranks
 
 
 def _hops_interleaved(x: FormSizes) -> Number:
     return np.where(
         np.asarray(x.chunks) > 1, np.maximum(2 * (x.ranks * x.chunks - 1) - x.ranks, 0.0), _hops_1f1b(x)
     )
+
+
+def _steady_interleaved(x: FormSizes) -> Number:
+    return np.where(np.asarray(x.chunks) > 1, 0.0, _steady_1f1b(x))
 
 
 def _bubble_chimera(x: FormSizes) -> Number:
@@ -90,7 +100,10 @@ def _bubble_gems(x: FormSizes) -> Number:
 
 
 _ONE_PIPELINE: Final = ClosedForm(
-    bubble=lambda x: (x.ranks - 1) * x.total, activations=_up_to(lambda x: x.ranks), hops=_hops_1f1b
+    bubble=lambda x: (x.ranks - 1) * x.total,
+    activations=_up_to(lambda x: x.ranks),
+    hops=_hops_1f1b,
+    steady_hops=_steady_1f1b,
 )
 
 FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
@@ -103,6 +116,7 @@ FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
                 x.microbatches, x.ranks + np.where(np.asarray(x.chunks) > 1, (x.ranks - 1) / x.chunks, 0.0)
             ),
             hops=_hops_interleaved,
+            steady_hops=_steady_interleaved,
         ),
         "chimera": ClosedForm(
             bubble=_bubble_chimera,
@@ -179,12 +193,14 @@ FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
             activations=_ONE_PIPELINE.activations,
             copies=lambda x: np.minimum(x.microbatches, x.ranks),
             hops=_hops_1f1b,
+            steady_hops=_steady_1f1b,
         ),
         "pipedream-2bw": ClosedForm(
             bubble=_ONE_PIPELINE.bubble,
             activations=_ONE_PIPELINE.activations,
             copies=lambda _: 2.0,
             hops=_hops_1f1b,
+            steady_hops=_steady_1f1b,
         ),
     }
 )

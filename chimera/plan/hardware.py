@@ -67,7 +67,8 @@ class Device:
         multiprocessors: units that work on one tile of a product each.
         matrix_flops_per_s: peak of dense products by number format, accumulation in fp32.
         vector_flops_per_s: peak outside matrix units, fp32.
-        links: tiers, the innermost first.
+        links: tiers, the innermost first; rates and latencies are those that collectives reach.
+        adapters_per_node: network adapters of its usual machine; fewer than its devices if they share them.
         constants: fitted numbers by name; see ``calibration``.
         sources: where each figure comes from.
     """
@@ -81,6 +82,7 @@ class Device:
     matrix_flops_per_s: Mapping[str, float]
     vector_flops_per_s: float
     links: tuple[Link, ...]
+    adapters_per_node: int
     constants: Mapping[str, Constant]
     sources: tuple[str, ...]
 
@@ -140,7 +142,7 @@ class Cluster:
             num_devices: n.
             node_size: devices of one node; as many as the device's innermost link joins where not given.
             network_bytes_per_s: what all devices of one node together can send to other nodes.
-            adapters: network adapters of one node; one for each device where not given.
+            adapters: network adapters of one node; as many as in the usual machine where not given.
 
         Raises:
             ConfigError: the devices do not make whole nodes, or the node is larger than its link can join.
@@ -167,7 +169,7 @@ class Cluster:
             node_size=size,
             node_link=node_link,
             network_link=network,
-            adapters=size if adapters is None else adapters,
+            adapters=min(size, device.adapters_per_node) if adapters is None else adapters,
         )
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from chimera.plan.hardware import Constant, Dtype
+from chimera.plan.parameters import padded_vocab
 
 __all__ = ["Software"]
 
@@ -44,3 +45,9 @@ class Software:
         """Return a fitted constant, or 1 for one that this code base does not have."""
         fitted = self.constants.get(name)
         return 1.0 if fitted is None else fitted.value
+
+    def vocab(self, vocab: int, tensor: int) -> int:
+        """Return the rows of the word embedding that ``tensor`` ranks share."""
+        if self.vocab_multiple is None:
+            return vocab // tensor * tensor
+        return padded_vocab(vocab, tensor, self.vocab_multiple)

@@ -68,7 +68,6 @@ def pipeline_s(
     embedding: LayerTimes,
     head: LayerTimes,
     hop_s: Number,
-    hop_factor: Number = 1.0,
 ) -> Number:
     """Return the time from the first forward to the last backward.
 
@@ -79,18 +78,17 @@ def pipeline_s(
         embedding: of the embedding.
         head: of the head.
         hop_s: of one message.
-        hop_factor: how long a hop between chunks holds up its rank, in hops.
     """
     p, m = grid.pipeline, grid.microbatches
-    between_chunks = np.where(np.asarray(grid.chunks) > 1, 2 * (grid.chunks - 1) * hop_s * hop_factor, 0.0)
+    between_chunks = np.where(np.asarray(grid.chunks) > 1, 2 * (grid.chunks - 1) * hop_s, 0.0)
     middle = blocks.total_s + between_chunks
     ends = embedding.total_s + head.total_s
     alone = np.asarray(p) == 1
     if form.ends == "apart":
-        heaviest = middle + np.where(alone, ends, np.maximum(embedding.total_s, head.total_s))
+        own = np.where(alone, ends, np.maximum(embedding.total_s, head.total_s))
     else:
-        heaviest = middle + ends / np.where(alone | (form.ends == "together"), 1.0, 2.0)
-    others = np.where(alone, 0.0, (p * middle + ends - heaviest) / np.maximum(p - 1, 1))
+        own = ends / np.where(alone | (form.ends == "together"), 1.0, 2.0)
+    others = np.where(alone, 0.0, ((p - 1) * middle + ends - own) / np.maximum(p - 1, 1))
     scale = others / blocks.total_s
     sizes = FormSizes(
         ranks=p,
@@ -101,8 +99,10 @@ def pipeline_s(
         input_grad=blocks.input_grad_s * scale,
         weight_grad=blocks.weight_grad_s * scale,
     )
-    hops = np.where(alone, 0.0, form.hops(sizes) * hop_s)
-    time: Number = m * heaviest + form.bubble(sizes) + hops
+    # Ranks before the last wait for a round trip, which a last rank with much more work of its own hides.
+    waiting = np.where(alone, 0.0, form.steady_hops(sizes) * hop_s)
+    heaviest = middle + (np.maximum(embedding.total_s * ~alone + waiting, own) if form.ends == "apart" else own + waiting)
+    time: Number = m * heaviest + form.bubble(sizes) + np.where(alone, 0.0, form.hops(sizes) * hop_s)
     return time
 
 

@@ -1,0 +1,172 @@
+"""The search for the planner's constants: ten of the device and at most two of each code base, varied together.
+
+No table's error should be far above its goal. The method is the simplex of Nelder and Mead (1965), restarted from its
+best point; intervals come from refits to resampled rows. Everything is seeded: the same rows give the same constants.
+Which rows, and where the result goes, is the caller's choice.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chimera.plan.fit_columns import RowColumns
+
+__all__ = ["DEVICE_CONSTANTS", "SOFTWARE_CONSTANTS", "Fitted", "Goal", "fit_constants", "simplex"]
+
+Array = NDArray[np.float64]
+
+DEVICE_CONSTANTS: Final[Mapping[str, tuple[float, str]]] = {
+    "matrix_efficiency": (0.85, "share of the peak rate of products"),
+    "matrix_ramp": (20.0, "depth of a product"),
+    "attention_slowdown": (1.5, "ratio to other products of the same shape"),
+    "memory_efficiency": (0.8, "share of the peak rate of memory"),
+    "launch_s": (40e-6, "s per operation"),
+    "collective_s": (100e-6, "s per collective"),
+    "network_efficiency": (0.9, "share of the rate of the network"),
+    "shared_network_efficiency": (0.22, "share of that rate where rings share adapters"),
+    "hop_s": (0.5e-3, "s per message"),
+    "optimizer_bytes": (35.0, "bytes per parameter and update"),
+}
+"""Where the search for each constant of a device starts, and the constant's unit."""
+
+_MOST: Final = {"matrix_efficiency": 0.95, "memory_efficiency": 0.95, "network_efficiency": 0.98}
+"""What no device reaches; a fit that would go beyond pays for it."""
+
+SOFTWARE_CONSTANTS: Final[Mapping[str, tuple[float, str]]] = {
+    "matrix_factor": (1.0, "ratio to the device's products"),
+    "hop_factor": (3.0, "hops that one hop between chunks holds up its rank"),
+    "unaligned_penalty": (2.4, "ratio of products with an odd width to aligned ones"),
+}
+"""The same for the constants of a code base."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Goal:
+    """What the errors of some rows should stay under, in percent."""
+
+    rows: NDArray[np.intp]
+    mean: float
+    median: float
+    maximum: float
+    eighth_decile: float | None = None
+
+    def cost(self, error: Array) -> float:
+        """Return how far the errors (in percent, of all rows) are from the goal: 1 and more per figure missed."""
+        own = error[self.rows]
+        figures = [
+            (1.5, float(own.mean()) / self.mean),
+            (0.6, float(np.median(own)) / self.median),
+            (0.5, float(own.max()) / self.maximum),
+        ]
+        if self.eighth_decile is not None:
+            figures.append((1.0, float(np.quantile(own, 0.8)) / self.eighth_decile))
+        return sum(weight * (12 * max(0.0, ratio - 0.8) ** 2 + 0.25 * ratio) for weight, ratio in figures)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Constants as found: of the device, and of each code base by its key."""
+
+    device: Mapping[str, float]
+    software: Mapping[str, Mapping[str, float]]
+
+
+def fit_constants(
+    columns: RowColumns,
+    goals: Sequence[Goal],
+    *,
+    varied: Mapping[str, Sequence[str]],
+    start: Fitted | None = None,
+    steps: int = 3000,
+    restarts: int = 3,
+) -> Fitted:
+    """Return the constants that bring the errors nearest to their goals.
+
+    Args:
+        columns: the rows.
+        goals: each of some of them.
+        varied: the constants of each code base that are fitted; the others are 1.
+        start: where to start; at the usual values without.
+        steps: of each search.
+        restarts: searches, each from the best point of the one before.
+    """
+    names = [("device", name) for name in DEVICE_CONSTANTS]
+    names += [(base, name) for base, constants in varied.items() for name in constants]
+    origin = np.array(
+        [DEVICE_CONSTANTS[name][0] if base == "device" else SOFTWARE_CONSTANTS[name][0] for base, name in names]
+    )
+
+    def fitted(point: Array) -> Fitted:
+        values = origin * np.exp(point)
+        software: dict[str, dict[str, float]] = {base: {} for base in columns.names}
+        device = {}
+        for (base, name), value in zip(names, values.tolist(), strict=True):
+            if base == "device":
+                device[name] = value
+            else:
+                software[base][name] = value
+        return Fitted(device, software)
+
+    most = np.array([_MOST.get(name, 1e300) for _, name in names])
+
+    def cost(point: Array) -> float:
+        constants = fitted(point)
+        ratio = columns.predict(constants.device, constants.software) / columns.seconds
+        error = 100 * np.abs(np.clip(ratio, 0.1, 10.0) - 1)
+        # Constants stay near where physics puts them as long as no row says otherwise.
+        beyond = np.maximum(np.log(origin * np.exp(point) / most), 0.0)
+        pull = _PULL * float((point**2).sum()) + _WALL * float((beyond**2).sum())
+        return sum(goal.cost(error) for goal in goals) + pull
+
+    point = np.zeros(len(names))
+    if start is not None:
+        known = [start.device[name] if base == "device" else start.software[base][name] for base, name in names]
+        point = np.log(np.array(known) / origin)
+    for restart in range(restarts):
+        point = simplex(cost, point, size=0.15 if restart == 0 else 0.07, steps=steps)
+    return fitted(point)
+
+
+_PULL: Final = 3e-3
+_WALL: Final = 1e4
+
+
+def simplex(cost: Callable[[Array], float], start: Array, *, size: float, steps: int) -> Array:
+    """Return the point of least cost that a simplex of edge ``size`` at ``start`` finds in at most ``steps`` moves.
+
+    Reflection, expansion, contraction and shrinkage with the usual coefficients 1, 2, ½, ½ (Nelder and Mead 1965).
+    """
+    points = [start, *(start + size * axis for axis in np.eye(len(start)))]
+    costs = [cost(point) for point in points]
+    for _ in range(steps):
+        order = np.argsort(costs, kind="stable")
+        points, costs = [points[i] for i in order], [costs[i] for i in order]
+        if costs[-1] - costs[0] < _FLAT:
+            break
+        centre = np.mean(points[:-1], axis=0)
+        towards = centre - points[-1]
+        reflected = centre + towards
+        reflected_cost = cost(reflected)
+        if reflected_cost < costs[0]:
+            expanded = centre + 2 * towards
+            expanded_cost = cost(expanded)
+            better = expanded_cost < reflected_cost
+            points[-1], costs[-1] = (expanded, expanded_cost) if better else (reflected, reflected_cost)
+        elif reflected_cost < costs[-2]:
+            points[-1], costs[-1] = reflected, reflected_cost
+        else:
+            nearer = reflected if reflected_cost < costs[-1] else points[-1]
+            contracted = (centre + nearer) / 2
+            contracted_cost = cost(contracted)
+            if contracted_cost < min(reflected_cost, costs[-1]):
+                points[-1], costs[-1] = contracted, contracted_cost
+            else:
+                points = [points[0], *((points[0] + point) / 2 for point in points[1:])]
+                costs = [costs[0], *(cost(point) for point in points[1:])]
+    return points[int(np.argmin(costs))]
+
+
+_FLAT: Final = 1e-7

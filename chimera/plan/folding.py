@@ -1,0 +1,89 @@
+"""A step of many micro-batches from two steps of few: the steady state is simulated once and repeated.
+
+Behind the warm-up every schedule of the registry repeats itself after at most 2p micro-batches, so its makespan, idle
+time and peaks grow by the same amount with every 2p more. Two short simulations give that amount; ``simulate`` knows
+nothing of it. Where m is small the step is simulated whole.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chimera.ir.schedule import Schedule
+from chimera.ir.timeline import Lane, Timeline
+from chimera.simulate.simulator import CostModel, simulate
+
+__all__ = ["Step", "folded_step", "simulated_step"]
+
+_WARM_PERIODS: Final = 2
+"""Periods of 2p micro-batches that are simulated before the first one that counts as steady."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What a simulated step comes to.
+
+    Attributes:
+        makespan: first start to last end over all ranks.
+        compute_end: from the first start to the last end of a computation.
+        busy: [rank], time in which it computes.
+        peak_activations: [rank], in units of 1/p of the model for one micro-batch.
+        peak_bytes: [rank], of activations and what is resident; the activations alone where nothing resident is given.
+        timeline: of the step, or of the shorter one that stands for it.
+        schedule: that ``timeline`` ran.
+    """
+
+    makespan: float
+    compute_end: float
+    busy: NDArray[np.float64]
+    peak_activations: NDArray[np.float64]
+    peak_bytes: NDArray[np.float64]
+    timeline: Timeline
+    schedule: Schedule
+
+
+def simulated_step(schedule: Schedule, costs: CostModel) -> Step:
+    """Simulate a step whole."""
+    timeline = simulate(schedule, costs)
+    computes = timeline.lane == Lane.COMPUTE
+    end = float(timeline.end[computes].max()) - timeline.origin
+    peaks = timeline.peak_bytes
+    return Step(
+        makespan=timeline.makespan,
+        compute_end=end,
+        busy=timeline.busy,
+        peak_activations=np.array(timeline.peak_activations),
+        peak_bytes=np.zeros(schedule.num_ranks) if peaks is None else np.array(peaks),
+        timeline=timeline,
+        schedule=schedule,
+    )
+
+
+def folded_step(build: Callable[[int], Schedule], microbatches: int, costs: CostModel, *, ranks: int) -> Step:
+    """Return the step of ``microbatches``, simulating at most 6p of them.
+
+    Args:
+        build: gives the schedule of a number of micro-batches.
+        microbatches: m.
+        costs: of the stages.
+        ranks: p.
+    """
+    period = 2 * ranks
+    periods, rest = divmod(microbatches, period)
+    if periods <= _WARM_PERIODS + 1:
+        return simulated_step(build(microbatches), costs)
+    shorter = simulated_step(build(_WARM_PERIODS * period + rest), costs)
+    longer = simulated_step(build((_WARM_PERIODS + 1) * period + rest), costs)
+    more = periods - _WARM_PERIODS - 1
+    return Step(
+        makespan=longer.makespan + more * (longer.makespan - shorter.makespan),
+        compute_end=longer.compute_end + more * (longer.compute_end - shorter.compute_end),
+        busy=longer.busy + more * (longer.busy - shorter.busy),
+        peak_activations=longer.peak_activations + more * (longer.peak_activations - shorter.peak_activations),
+        peak_bytes=longer.peak_bytes + more * (longer.peak_bytes - shorter.peak_bytes),
+        timeline=longer.timeline,
+        schedule=longer.schedule,
+    )

@@ -1,0 +1,266 @@
+"""Fits the planner's constants to measured runs and writes them into the files of devices and code bases.
+
+    python scripts/fit_planner.py --data FOLDER
+
+FOLDER holds a100_multi_node_measured.csv, a100_single_node_measured.csv and block_times.csv, which are not part of this
+repository. The published tables are the package's own. Takes about a quarter of an hour on one core; the same data give
+the same constants.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from chimera.ir.files import replacing
+from chimera.plan.fit import DEVICE_CONSTANTS, SOFTWARE_CONSTANTS, Fitted, Goal, fit_constants
+from chimera.plan.fit_blocks import BLOCK_CONSTANTS, block_table, fit_blocks
+from chimera.plan.fit_columns import RowColumns, row_columns
+from chimera.plan.hardware import Cluster, Constant, Device
+from chimera.plan.hardware_file import (
+    known_devices,
+    read_device,
+    read_software,
+    write_device,
+    write_software,
+)
+from chimera.plan.kernels import rates_of
+from chimera.plan.tables import MeasuredRow, inconsistent, measured_table, published_table
+from chimera.plan.validate import cluster_of
+
+ROOT = Path(__file__).parents[1]
+VARIED = {
+    "megatron-2021": ("matrix_factor", "hop_factor"),
+    "megatron-2022": ("matrix_factor",),
+    "megatron-deepspeed": ("matrix_factor", "hop_factor"),
+    "single-node": ("matrix_factor", "unaligned_penalty"),
+}
+OF_TABLE = {
+    "megatron": "megatron-2021",
+    "korthikanti": "megatron-2022",
+    "multi-node": "megatron-deepspeed",
+    "single-node": "single-node",
+}
+UNSEEN = ("zero-bubble", "chimera")
+RESAMPLES = 8
+
+
+def main() -> None:
+    """Fit all, fit without each table, and write."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder of the measured tables")
+    folder = parser.parse_args().data
+    tables = {
+        "megatron": published_table("megatron"),
+        "korthikanti": published_table("korthikanti"),
+        "multi-node": measured_table(folder / "a100_multi_node_measured.csv"),
+        "single-node": measured_table(folder / "a100_single_node_measured.csv"),
+    }
+    device = with_start(read_device("a100-80"))
+    best = fit(tables, device)
+    intervals = resampled(tables, device, best)
+    write_a100(device, best, intervals, tables)
+    left_out = {}
+    for table in tables:
+        rest = {name: rows for name, rows in tables.items() if name != table}
+        found = fit(rest, device, start=best)
+        left_out[table] = {"device": rounded(found.device), "software": with_unseen(found, OF_TABLE[table])}
+        print(f"without {table}: {left_out[table]}")
+    with replacing(ROOT / "chimera" / "plan" / "tables" / "left_out.json") as temporary:
+        temporary.write_text(json.dumps(left_out, indent=1) + "\n", encoding="utf-8")
+    write_block_devices(folder / "block_times.csv")
+    take_over()
+
+
+def with_start(device: Device) -> Device:
+    """Return the device with constants that a fit may start from; a fit replaces their values."""
+    return replace(
+        device,
+        constants={
+            name: Constant(value=value, unit=unit, low=value, high=value, fitted_on="the start of a fit")
+            for name, (value, unit) in DEVICE_CONSTANTS.items()
+        },
+    )
+
+
+def in_columns(tables: Mapping[str, Sequence[MeasuredRow]], device: Device) -> RowColumns:
+    """Put all tables into columns, one below the other."""
+    rows = [row for table in tables.values() for row in table]
+    rates = [rates_of(cluster_of(device, row.machine, row.layout.num_devices), "fp16", 2.0) for row in rows]
+    return row_columns(rows, rates, {name: read_software(name) for name in VARIED})
+
+
+def goals_of(tables: Mapping[str, Sequence[MeasuredRow]]) -> list[Goal]:
+    """Return what the errors of each table should stay under, in percent: mean, median, maximum."""
+    goals, first = [], 0
+    for name, rows in tables.items():
+        own = np.arange(first, first + len(rows))
+        first += len(rows)
+        if name == "megatron":
+            goals.append(Goal(own, 2.0, 1.5, 5.5))
+        elif name == "korthikanti":
+            goals.append(Goal(own, 1.6, 1.2, 4.5))
+        elif name == "single-node":
+            goals.append(Goal(own, 4.6, 2.7, 28.0))
+        else:
+            doubtful = inconsistent(tuple(rows))
+            sure = np.array([row for index, row in enumerate(own) if index not in doubtful])
+            eight = np.array([row for row in sure if rows[row - own[0]].layout.tensor == 8])
+            goals.append(Goal(own, 6.8, 3.5, 99.0, 9.5))
+            goals.append(Goal(sure, 3.7, 2.5, 16.5))
+            goals.append(Goal(eight, 2.2, 1.6, 6.0))
+    return goals
+
+
+def fit(
+    tables: Mapping[str, Sequence[MeasuredRow]],
+    device: Device,
+    *,
+    start: Fitted | None = None,
+    goals: Sequence[Goal] | None = None,
+    steps: int = 3000,
+    restarts: int = 4,
+) -> Fitted:
+    """Fit the constants to some tables."""
+    columns = in_columns(tables, device)
+    varied = {name: VARIED[name] for name in columns.names}
+    return fit_constants(
+        columns,
+        goals_of(tables) if goals is None else goals,
+        varied=varied,
+        start=start,
+        steps=steps,
+        restarts=restarts,
+    )
+
+
+def resampled(
+    tables: Mapping[str, Sequence[MeasuredRow]], device: Device, best: Fitted
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the 90 % interval of every constant, from refits to rows drawn again with replacement."""
+    draws = np.random.default_rng(0)
+    found: dict[tuple[str, str], list[float]] = {}
+    for _ in range(RESAMPLES):
+        goals = [replace(goal, rows=draws.choice(goal.rows, len(goal.rows))) for goal in goals_of(tables)]
+        again = fit(tables, device, start=best, goals=goals, steps=600, restarts=1)
+        for name, value in again.device.items():
+            found.setdefault(("device", name), []).append(value)
+        for base, constants in again.software.items():
+            for name, value in constants.items():
+                found.setdefault((base, name), []).append(value)
+    return {key: (float(np.quantile(v, 0.05)), float(np.quantile(v, 0.95))) for key, v in found.items()}
+
+
+def write_a100(
+    device: Device,
+    best: Fitted,
+    intervals: Mapping[tuple[str, str], tuple[float, float]],
+    tables: Mapping[str, Sequence[MeasuredRow]],
+) -> None:
+    """Write the constants into the A100's file and those of the code bases."""
+    fitted_on = ", ".join(f"{name} ({len(rows)} rows)" for name, rows in tables.items())
+    constants = {
+        name: Constant(
+            value=figure(value),
+            unit=DEVICE_CONSTANTS[name][1],
+            low=figure(min(value, intervals["device", name][0])),
+            high=figure(max(value, intervals["device", name][1])),
+            fitted_on=fitted_on,
+        )
+        for name, value in best.device.items()
+    }
+    write_device(replace(device, constants=constants), ROOT / "hardware" / "a100-80.json")
+    for table, base in OF_TABLE.items():
+        found = {
+            name: Constant(
+                value=figure(value),
+                unit=SOFTWARE_CONSTANTS[name][1],
+                low=figure(min(value, intervals[base, name][0])),
+                high=figure(max(value, intervals[base, name][1])),
+                fitted_on=f"{table} ({len(tables[table])} rows)",
+            )
+            for name, value in best.software[base].items()
+        }
+        write_base(base, found)
+    mean = figure(typical_factor(best))
+    for base in UNSEEN:
+        write_base(base, {"matrix_factor": Constant(
+            value=mean, unit=SOFTWARE_CONSTANTS["matrix_factor"][1], low=mean, high=mean,
+            fitted_on="nothing: the mean of the Megatron code bases",
+        )})
+
+
+def write_base(base: str, constants: Mapping[str, Constant]) -> None:
+    """Write a code base's constants into its file."""
+    write_software(
+        replace(read_software(base), constants=constants), ROOT / "chimera" / "plan" / "codebases" / f"{base}.json"
+    )
+
+
+def typical_factor(found: Fitted) -> float:
+    """Return the mean matrix factor of the code bases that ran whole clusters."""
+    factors = [constants["matrix_factor"] for base, constants in found.software.items() if base != "single-node"]
+    return float(np.exp(np.mean(np.log(factors))))
+
+
+def with_unseen(found: Fitted, base: str) -> dict[str, dict[str, float]]:
+    """Return the code bases' constants with those of one that was left out: the typical factor, else none."""
+    software = {name: rounded(constants) for name, constants in found.software.items()}
+    return {**software, base: {name: 1.0 for name in VARIED[base]} | {"matrix_factor": figure(typical_factor(found))}}
+
+
+def write_block_devices(path: Path) -> None:
+    """Fit the devices of a table of blocks; what it does not decide is taken over from the A100."""
+    table = block_table(path)
+    source = read_device("a100-80").constants
+    for name, gpu in (("p100-16", "p100"), ("v100-32", "v100"), ("rtx-3090", "rtx3090")):
+        device = read_device(name)
+        device = replace(device, constants=taken_over(source))
+        rows = [row for row in table if row.gpu == gpu]
+        found = fit_blocks(rows, rates_of(Cluster.of(device, 1), "fp32", 4.0))
+        draws = np.random.default_rng(0)
+        again = [
+            fit_blocks([rows[i] for i in draws.choice(len(rows), len(rows))], rates_of(Cluster.of(device, 1), "fp32", 4.0))
+            for _ in range(RESAMPLES)
+        ]
+        constants = dict(device.constants)
+        for constant in BLOCK_CONSTANTS:
+            spread = [one[constant] for one in again]
+            constants[constant] = Constant(
+                value=figure(found[constant]),
+                unit=DEVICE_CONSTANTS[constant][1],
+                low=figure(min(found[constant], *spread)),
+                high=figure(max(found[constant], *spread)),
+                fitted_on=f"measured times of {len(rows)} transformer blocks in fp32, forward and backward",
+            )
+        write_device(replace(device, constants=constants), ROOT / "hardware" / f"{name}.json")
+
+
+def take_over() -> None:
+    """Give the devices that nothing was measured on the A100's constants."""
+    source = read_device("a100-80").constants
+    for name in known_devices():
+        if name not in {"a100-80", "p100-16", "v100-32", "rtx-3090"}:
+            write_device(replace(read_device(name), constants=taken_over(source)), ROOT / "hardware" / f"{name}.json")
+
+
+def taken_over(source: Mapping[str, Constant]) -> dict[str, Constant]:
+    """Return constants of the A100, marked as such."""
+    return {name: replace(one, fitted_on="not measured here: taken over from a100-80") for name, one in source.items()}
+
+
+def rounded(constants: Mapping[str, float]) -> dict[str, float]:
+    """Return constants with four significant digits."""
+    return {name: figure(value) for name, value in constants.items()}
+
+
+def figure(value: float) -> float:
+    """Return a number with four significant digits."""
+    return float(f"{value:.4g}")
+
+
+if __name__ == "__main__":
+    main()
