@@ -30,6 +30,7 @@ class Bounds:
 def quick(
     traits: Sequence[Traits],
     prices: Sequence[Prices],
+    chunks: Sequence[int],
     *,
     blocks: int,
     pipeline: int,
@@ -41,6 +42,7 @@ def quick(
     Args:
         traits: of each schedule.
         prices: for each schedule, those of its number of routes, over the choices.
+        chunks: v of each schedule.
         blocks: blocks of the model.
         pipeline: p.
         microbatches: m, over the choices.
@@ -50,8 +52,8 @@ def quick(
         Bounds over [schedule, *choices].
     """
     found = [
-        _quick_of_one(one, price, blocks=blocks, pipeline=pipeline, microbatches=microbatches, equal=equal)
-        for one, price in zip(traits, prices, strict=True)
+        _quick_of_one(one, price, v, blocks=blocks, pipeline=pipeline, microbatches=microbatches, equal=equal)
+        for one, price, v in zip(traits, prices, chunks, strict=True)
     ]
     return Bounds(np.stack([each.time_s for each in found]), np.stack([each.memory_bytes for each in found]))
 
@@ -59,6 +61,7 @@ def quick(
 def _quick_of_one(
     traits: Traits,
     prices: Prices,
+    chunks: int,
     *,
     blocks: int,
     pipeline: int,
@@ -81,6 +84,7 @@ def _quick_of_one(
         busiest = np.maximum(busiest, -(-blocks // pipeline) * block * microbatches)
     for kind in traits.ranks:
         busiest = np.maximum(busiest, work(kind.stages, kind.firsts, kind.lasts))
+    busiest = busiest + 2 * chunks * _held_up(prices, chunks) * microbatches
     filled = np.where(equal, float(traits.fill), max(traits.fill - 1.0, 0.0)) * middle
     waits = filled * (block if traits.whole else prices.block_s[0])
     waits = waits + traits.fill * (1 + traits.whole) * prices.hop_s
@@ -107,23 +111,31 @@ def _memory(traits: Traits, prices: Prices, middle: Floats, equal: NDArray[np.bo
     return most
 
 
-def tight(skeleton: Skeleton, prices: Prices, cuts: NDArray[np.int64]) -> Bounds:
+def _held_up(prices: Prices, chunks: int) -> Floats:
+    """Return by how much messages between the chunks of a rank hold up the F and the B of a stage."""
+    return prices.hop_s * (chunks - 1) / chunks
+
+
+def tight(skeleton: Skeleton, prices: Prices, cuts: NDArray[np.int64], *, chunks: int) -> Bounds:
     """Bound choices of one schedule, p and m.
 
     Args:
         skeleton: of the schedule.
         prices: over [choice].
+        chunks: v of the schedule.
         cuts: [choice, stage], blocks of each stage.
     """
     # [kind, choice, stage]
     priced = prices.block_s[..., None] * cuts
+    priced[:2] += _held_up(prices, chunks)[:, None]
     priced[..., 0] += prices.embedding_s
     priced[..., -1] += prices.head_s
     paths = np.einsum("pks,kcs->pc", skeleton.paths, priced) + skeleton.hops[:, None] * prices.hop_s
     state = cuts * prices.block_state_bytes[:, None]
     state[:, 0] += prices.embedding_state_bytes
     state[:, -1] += prices.head_state_bytes
-    fewest = np.where(skeleton.holds, cuts[:, None, :], cuts.max(initial=0)).min(axis=-1)
-    held = skeleton.peak_stages * fewest * prices.block_bytes[:, None]
+    kept = cuts * prices.block_bytes[:, None]
+    kept[:, -1] += prices.head_bytes
+    held = skeleton.peak_stages * np.where(skeleton.holds, kept[:, None, :], np.inf).min(axis=-1)
     memory = state @ skeleton.holds.T + held
     return Bounds(paths.max(axis=0) + prices.tail_s, memory.max(axis=-1))

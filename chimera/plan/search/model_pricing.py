@@ -1,114 +1,200 @@
 """The prices of choices from the planner's formulas of layers, collectives and memory, many choices at once."""
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
-from chimera.plan.activations import block_activation_bytes
-from chimera.plan.closed import message_bytes, model_times
-from chimera.plan.dims import dims_of
-from chimera.plan.hardware import Cluster
-from chimera.plan.kernels import rates_of
+from chimera.plan.activations import block_activation_bytes, head_activation_bytes
+from chimera.plan.closed import ModelTimes, message_bytes, model_times
+from chimera.plan.dims import Dims, dims_of
+from chimera.plan.estimate import Estimate
+from chimera.plan.estimating import estimate
+from chimera.plan.hardware import DTYPE_BYTES, Cluster
+from chimera.plan.kernels import Rates, rates_of
 from chimera.plan.layers import LayerTimes, Sharing
-from chimera.plan.parameters import LayerParameters, block_parameters, embedding_parameters, head_parameters
+from chimera.plan.layout import Layout
+from chimera.plan.memory import CONTEXT_BYTES, FRAGMENTATION, optimizer_bytes
+from chimera.plan.parameters import block_parameters, embedding_parameters, head_parameters
 from chimera.plan.search.pricing import Choices, Floats, Prices
 from chimera.plan.shape import ModelShape
 from chimera.plan.software import Software
-from chimera.plan.step import Grid, gather_s, hop_times, update_s
+from chimera.plan.step import Grid, gather_s, hop_times, reduction_s, tied_s, update_s
 
-__all__ = ["ModelPrices"]
-
-_OPTIMIZER_BYTES: Final = 12.0
-"""Of one parameter: its fp32 copy and two moments of Adam."""
+__all__ = ["ModelPricing"]
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPrices:
+@dataclass(frozen=True)
+class ModelPricing:
     """A model on a cluster, run by a code base."""
 
     shape: ModelShape
     cluster: Cluster
     software: Software
+    _known: dict[Layout, Estimate] = field(default_factory=dict, repr=False, compare=False)
 
-    def __call__(self, choices: Choices) -> Prices:
+    def estimate(self, layout: Layout) -> Estimate:
+        """Return the estimate of a layout; the same layout is simulated once."""
+        if layout not in self._known:
+            self._known[layout] = estimate(self.shape, layout, self.cluster, self.software)
+        return self._known[layout]
+
+    def prices(self, choices: Choices) -> Prices:
         """Return the prices of choices; of unlike blocks (T5) those of the mean block."""
-        software, shape = self.software, self.shape
-        element = 4.0 if software.dtype == "fp32" else 2.0
-        rates, stacks = rates_of(self.cluster, software.dtype, element), dims_of(shape)
-        microbatch, tensor = choices.microbatch.astype(np.float64), choices.tensor.astype(np.float64)
-        sharing = Sharing(
-            microbatch=microbatch,
-            tensor=tensor,
-            sequence_parallel=choices.sequence_parallel.astype(np.float64),
-            recompute=choices.recompute,
-            matrix_factor=software.constant("matrix_factor"),
-        )
-        vocab = _vocab(shape, software, tensor)
-        times = model_times(
-            rates,
-            stacks,
-            sharing,
-            vocab=vocab,
-            fused_attention=software.fused_attention,
-            transform=shape.family == "bert",
-        )
-        size = np.broadcast_shapes(*(column.shape for column in _columns(choices)))
-        grid = Grid(tensor, choices.pipeline, choices.data, 1.0, 1.0, 1.0)
-        latency, rate = hop_times(rates, grid)
-        hop = np.where(choices.pipeline > 1, latency + message_bytes(rates, stacks, microbatch) / rate, 0.0)
-        replicas = (choices.data * choices.routes).astype(np.float64)
-        state = element + software.gradient_bytes + _OPTIMIZER_BYTES / np.where(choices.sharded, replicas, 1.0)
-        block, embedding, head = self._parameters(choices)
-        per_rank = (shape.num_blocks * block + embedding + head) / choices.pipeline * choices.routes
-        updated = update_s(rates, per_rank / np.where(choices.sharded, replicas, 1.0))
-        gathered = gather_s(rates, grid, element * per_rank, replicas=replicas)
-        kept = sum(
-            stack.blocks
-            * block_activation_bytes(
-                stack,
-                microbatch=microbatch,
-                tensor=tensor,
-                sequence_parallel=choices.sequence_parallel,
-                recompute=choices.recompute,
-                element_bytes=element,
-                fused_attention=software.fused_attention,
-            )
-            for stack in stacks
-        )
+        work = _Work(self.shape, self.cluster, self.software, choices)
+        size = np.broadcast_shapes(*(getattr(choices, name).shape for name in Choices.__slots__))
 
         def over(values: object) -> Floats:
             return np.broadcast_to(np.asarray(values, np.float64), size)
 
-        def kinds(layer: LayerTimes, share: float = 1.0) -> Floats:
-            parts = (layer.forward_s, layer.input_grad_s, layer.weight_grad_s)
-            return np.stack([over(part * share) for part in parts])
+        def kinds(layer: LayerTimes) -> Floats:
+            return np.stack([over(part) for part in (layer.forward_s, layer.input_grad_s, layer.weight_grad_s)])
 
+        block, embedding, head = work.parameters
+        state = work.state_bytes
+        blocks, times = self.shape.num_blocks, work.times
         return Prices(
-            block_s=kinds(times.all_blocks(stacks, 1.0 / shape.num_blocks)),
+            block_s=kinds(times.all_blocks(work.stacks, 1.0 / blocks)),
             embedding_s=kinds(times.embedding),
             head_s=kinds(times.head),
-            hop_s=over(hop),
-            tail_s=over(updated + np.where(choices.sharded, gathered, 0.0)),
-            block_bytes=over(kept / shape.num_blocks),
+            hop_s=over(work.hop_s),
+            tail_s=over(work.tail_s),
+            block_bytes=over(work.kept_by_blocks / blocks),
+            head_bytes=over(work.kept_by_head),
             block_state_bytes=over(block * state),
             embedding_state_bytes=over(embedding * state),
             head_state_bytes=over(head * state),
-            usable_bytes=over(self.cluster.device.memory_bytes),
+            usable_bytes=over((self.cluster.device.memory_bytes - CONTEXT_BYTES) / (1 + FRAGMENTATION)),
         )
 
-    def _parameters(self, choices: Choices) -> tuple[Floats, Floats, Floats]:
-        """Return the parameters of a block, the embedding and the head on one device."""
-        tensor = choices.tensor.astype(np.float64)
-        stacks = dims_of(self.shape)
-        blocks = sum(stack.blocks * block_parameters(stack).per_rank(tensor) for stack in stacks)
-        embedding, head = embedding_parameters(self.shape), head_parameters(self.shape)
+
+@dataclass(frozen=True)
+class _Work:
+    """The same parts that ``estimating`` puts together for one layout, over many choices."""
+
+    shape: ModelShape
+    cluster: Cluster
+    software: Software
+    choices: Choices
+
+    @cached_property
+    def stacks(self) -> tuple[Dims, ...]:
+        return dims_of(self.shape)
+
+    @cached_property
+    def rates(self) -> Rates:
+        return rates_of(self.cluster, self.software.dtype, float(DTYPE_BYTES[self.software.dtype]))
+
+    @cached_property
+    def tensor(self) -> Floats:
+        return self.choices.tensor.astype(np.float64)
+
+    @cached_property
+    def microbatch(self) -> Floats:
+        return self.choices.microbatch.astype(np.float64)
+
+    @cached_property
+    def vocab(self) -> Floats:
+        return _vocab(self.shape, self.software, self.tensor)
+
+    @cached_property
+    def replicas(self) -> Floats:
+        return (self.choices.data * self.choices.routes).astype(np.float64)
+
+    @cached_property
+    def grid(self) -> Grid:
+        pipeline, data = (size.astype(np.float64) for size in (self.choices.pipeline, self.choices.data))
+        return Grid(self.tensor, pipeline, data, 1.0, 1.0, 1.0)
+
+    @cached_property
+    def times(self) -> ModelTimes:
+        sharing = Sharing(
+            microbatch=self.microbatch,
+            tensor=self.tensor,
+            sequence_parallel=self.choices.sequence_parallel.astype(np.float64),
+            recompute=self.choices.recompute.astype(np.float64),
+            matrix_factor=self.software.constant("matrix_factor"),
+            unaligned_penalty=self.software.constant("unaligned_penalty"),
+        )
+        return model_times(
+            self.rates,
+            self.stacks,
+            sharing,
+            vocab=self.vocab,
+            fused_attention=self.software.fused_attention,
+            transform=self.shape.family == "bert",
+        )
+
+    @cached_property
+    def hop_s(self) -> Floats:
+        latency, rate = hop_times(self.rates, self.grid)
+        hop = latency + message_bytes(self.rates, self.stacks, self.microbatch) / rate
+        return np.where(self.choices.pipeline > 1, hop * self.software.constant("hop_factor"), 0.0)
+
+    @cached_property
+    def parameters(self) -> tuple[Floats, Floats, Floats]:
+        """Parameters of a block, the embedding and the head on one device."""
+        t, h = self.tensor, self.shape.hidden
+        blocks = sum(stack.blocks * block_parameters(stack).per_rank(t) for stack in self.stacks)
+        # Both are linear in the words, so that padding is added.
+        more = (self.vocab - self.shape.vocab) * h / t
+        embedding = embedding_parameters(self.shape).per_rank(t) + more
+        head = head_parameters(self.shape).per_rank(t)
         if self.shape.tied:
-            words = LayerParameters(self.shape.vocab * self.shape.hidden, 0.0).per_rank(tensor)
-            copy = np.where(choices.pipeline > 1, words, 0.0)
+            head = head + np.where(self.choices.pipeline > 1, self.vocab * h / t, 0.0)
         else:
-            copy = 0.0 * tensor
-        return blocks / self.shape.num_blocks, embedding.per_rank(tensor), head.per_rank(tensor) + copy
+            head = head + more
+        return blocks / self.shape.num_blocks, embedding, head
+
+    @cached_property
+    def state_bytes(self) -> Floats:
+        """Bytes of weights, gradients and optimizer for one parameter of a device."""
+        dtype = self.software.dtype
+        shared = np.where(self.choices.sharded, self.replicas, 1.0)
+        return DTYPE_BYTES[dtype] + self.software.gradient_bytes + optimizer_bytes(dtype) / shared
+
+    @cached_property
+    def tail_s(self) -> Floats:
+        """Seconds that the update and what is not overlapped take at least; a rank has the mean of parameters."""
+        block, embedding, head = self.parameters
+        held = (self.shape.num_blocks * block + embedding + head) / self.choices.pipeline * self.choices.routes
+        sharded, software = self.choices.sharded, self.software
+        update = update_s(self.rates, held / np.where(sharded, self.replicas, 1.0))
+        gathered = gather_s(self.rates, self.grid, self.rates.element_bytes * held, replicas=self.replicas)
+        tail = update + np.where(sharded, gathered, 0.0)
+        if self.shape.tied:
+            words = self.vocab * self.shape.hidden / self.tensor
+            tail = tail + tied_s(self.rates, self.grid, 2 * software.reduced_bytes * words)
+        if not software.overlaps_reduction:
+            reduce = reduction_s(self.rates, self.grid, software.reduced_bytes * held, replicas=self.replicas)
+            tail = tail + np.where(sharded, reduce / 2, reduce)
+        return tail
+
+    @cached_property
+    def kept_by_blocks(self) -> Floats:
+        return sum(
+            stack.blocks
+            * block_activation_bytes(
+                stack,
+                microbatch=self.microbatch,
+                tensor=self.tensor,
+                sequence_parallel=self.choices.sequence_parallel,
+                recompute=self.choices.recompute,
+                element_bytes=self.rates.element_bytes,
+                fused_attention=self.software.fused_attention,
+            )
+            for stack in self.stacks
+        )
+
+    @cached_property
+    def kept_by_head(self) -> Floats:
+        return head_activation_bytes(
+            self.stacks[-1],
+            microbatch=self.microbatch,
+            tensor=self.tensor,
+            sequence_parallel=self.choices.sequence_parallel,
+            vocab=self.vocab,
+        )
 
 
 def _vocab(shape: ModelShape, software: Software, tensor: Floats) -> Floats:
@@ -117,7 +203,3 @@ def _vocab(shape: ModelShape, software: Software, tensor: Floats) -> Floats:
         return shape.vocab // tensor * tensor
     step = software.vocab_multiple * tensor
     return np.ceil(shape.vocab / step) * step
-
-
-def _columns(choices: Choices) -> list["np.ndarray[tuple[int, ...], np.dtype[np.int64]]"]:
-    return [getattr(choices, name) for name in Choices.__slots__]

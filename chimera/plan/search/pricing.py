@@ -54,6 +54,7 @@ class Prices:
         hop_s: [choice], of one message between neighbouring pipeline ranks.
         tail_s: [choice], of what follows the last backward.
         block_bytes: [choice], activations of one block.
+        head_bytes: [choice], activations of what the last stage has besides blocks.
         block_state_bytes: [choice], weights, gradients and optimizer states of one block.
         embedding_state_bytes: [choice], of the embeddings.
         head_state_bytes: [choice], of the head.
@@ -66,6 +67,7 @@ class Prices:
     hop_s: Floats
     tail_s: Floats
     block_bytes: Floats
+    head_bytes: Floats
     block_state_bytes: Floats
     embedding_state_bytes: Floats
     head_state_bytes: Floats

@@ -131,6 +131,7 @@ def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Re
     bounds = quick(
         known,
         [by_routes[each.routes] for each in known],
+        [variant.chunks or 1 for variant in kept],
         blocks=shape.num_blocks,
         pipeline=grid.pipeline,
         microbatches=np.array([[grid.microbatches(b)] for b in grid.microbatch]),
@@ -224,7 +225,7 @@ class _Search:
         if not switches:
             return
         chosen = Prices(*(getattr(prices, name)[..., switches] for name in Prices.__slots__))
-        bounds = tight(found, chosen, np.array([cuts[switch] for switch in switches]))
+        bounds = tight(found, chosen, np.array([cuts[s] for s in switches]), chunks=grid.variants[variant].chunks or 1)
         floor = each.bounds.time_s[variant, b, switches]
         for place, switch in enumerate(switches):
             if bounds.memory_bytes[place] > chosen.usable_bytes[place]:
