@@ -38,6 +38,8 @@ COMMANDS = (
     Command("schedule explain", "chimera.cli.schedule_explain:schedule_explain", "Say what would remove idle time."),
     Command("schedule build", "chimera.cli.schedule_build:schedule_build", "Search the best order for a placement."),
     Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
+    Command("plan estimate", "chimera.cli.plan_estimate:plan_estimate", "Price one layout, in time and in memory."),
+    Command("plan validate", "chimera.cli.plan_validate:plan_validate", "Hold predictions against published runs."),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
     Command("bench simulate", "chimera.cli.bench_simulate:bench_simulate", "Time building, checking and simulating."),
 )

@@ -19,16 +19,16 @@ __all__ = ["DEVICE_CONSTANTS", "SOFTWARE_CONSTANTS", "Fitted", "Goal", "fit_cons
 Array = NDArray[np.float64]
 
 DEVICE_CONSTANTS: Final[Mapping[str, tuple[float, str]]] = {
-    "matrix_efficiency": (0.85, "share of the peak rate of products"),
-    "matrix_ramp": (20.0, "depth of a product"),
-    "attention_slowdown": (1.5, "ratio to other products of the same shape"),
-    "memory_efficiency": (0.8, "share of the peak rate of memory"),
-    "launch_s": (40e-6, "s per operation"),
-    "collective_s": (100e-6, "s per collective"),
-    "network_efficiency": (0.9, "share of the rate of the network"),
-    "shared_network_efficiency": (0.22, "share of that rate where rings share adapters"),
-    "hop_s": (0.5e-3, "s per message"),
-    "optimizer_bytes": (35.0, "bytes per parameter and update"),
+    "matrix_efficiency": (0.86, "share of the peak rate of products"),
+    "matrix_ramp": (12.0, "depth of a product"),
+    "attention_slowdown": (2.4, "ratio to other products of the same shape"),
+    "memory_efficiency": (0.93, "share of the peak rate of memory"),
+    "launch_s": (42e-6, "s per operation"),
+    "collective_s": (70e-6, "s per collective"),
+    "network_efficiency": (0.92, "share of the rate of the network"),
+    "shared_network_efficiency": (0.235, "share of that rate where rings share adapters"),
+    "hop_s": (0.7e-3, "s per message"),
+    "optimizer_bytes": (27.0, "bytes per parameter and update"),
 }
 """Where the search for each constant of a device starts, and the constant's unit."""
 

@@ -78,30 +78,29 @@ def block_times(rates: Rates, dims: Dims, sharing: Sharing, *, fused_attention: 
     core_again = sharing.recompute == SELECTIVE
 
     core_s = core / faster + memory_s(rates, moved.scores, 3)
-    forward = products.forward / faster + memory_s(rates, moved.forward, 8) + core_s + collectives * reduce
-    # Sequence parallelism gathers the inputs of two products again for their weights' gradients.
-    regathered = reduce * (sharing.sequence_parallel > 0)
+    forward = products.forward / faster + memory_s(rates, moved.forward, 8) + core_s
     input_grad = (
         (products.input_grad + core_grad) / faster
         + memory_s(rates, moved.backward, 18)
         + memory_s(rates, moved.scores_grad, 3)
-        + collectives * reduce
-        + regathered
     )
     weight_grad = products.weight_grad / faster
     recomputed = np.where(again, forward, np.where(core_again, core_s, 0.0))
     operations = _BLOCK_BACKWARD_OPERATIONS + np.where(
         again, _BLOCK_FORWARD_OPERATIONS, np.where(core_again, _CORE_OPERATIONS, 0.0)
     )
-    waiting = collectives * rates.collective_s * (t > 1)
     device_backward = input_grad + weight_grad + recomputed
     backward = host_bound(rates, device_backward, operations)
     weights = backward * weight_grad / device_backward
+    # A collective makes the ranks wait for each other, so the host gains no lead while it runs.
+    exchanged = collectives * (reduce + rates.collective_s * (t > 1))
+    # Sequence parallelism gathers the inputs of two products again for their weights' gradients.
+    regathered = reduce * (sharing.sequence_parallel > 0)
     return LayerTimes(
-        forward_s=host_bound(rates, forward, _BLOCK_FORWARD_OPERATIONS) + waiting,
-        input_grad_s=backward - weights + waiting * (1.0 + again),
+        forward_s=host_bound(rates, forward, _BLOCK_FORWARD_OPERATIONS) + exchanged,
+        input_grad_s=backward - weights + exchanged * (1.0 + again) + regathered,
         weight_grad_s=weights,
-        collective_s=(2.0 + again) * (collectives * reduce + waiting) + regathered,
+        collective_s=(2.0 + again) * exchanged + regathered,
     )
 
 
