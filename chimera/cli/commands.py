@@ -39,7 +39,11 @@ COMMANDS = (
     Command("schedule build", "chimera.cli.schedule_build:schedule_build", "Search the best order for a placement."),
     Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
     Command("plan estimate", "chimera.cli.plan_estimate:plan_estimate", "Price one layout, in time and in memory."),
+    Command("plan memory", "chimera.cli.plan_memory:plan_memory", "Show one layout's memory, per rank and over time."),
     Command("plan validate", "chimera.cli.plan_validate:plan_validate", "Hold predictions against published runs."),
+    # Behind those whose first word it is: the first that fits is called.
+    Command("plan", "chimera.cli.plan:plan_command", "Find the best layout of a model on a cluster."),
+    Command("bench plan", "chimera.cli.bench_plan:bench_plan", "Time the planner's search, and show its errors."),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
     Command("bench simulate", "chimera.cli.bench_simulate:bench_simulate", "Time building, checking and simulating."),
 )
@@ -85,7 +89,7 @@ def overview(words: Sequence[str] = (), commands: Sequence[Command] = COMMANDS) 
     'chimera COMMAND --help' gives a command's options and an example.
     """
     group = _group_of(words, commands)
-    if words and (group is None or len(words) > 1):
+    if words and (group is None or len(words) > 1 or any(c.name == group for c in commands)):
         return None
     shown = [c for c in commands if not words or c.name.startswith(f"{group} ")]
     width = max(len(c.name) for c in shown)

@@ -77,7 +77,8 @@ def _quick_of_one(
 
     def work(stages: int, firsts: int, lasts: int) -> Floats:
         even = stages * middle * block + firsts * embedding + lasts * head
-        return np.where(equal, even, stages * np.maximum(whole / traits.num_stages - block, 0.0)) * share
+        total: Floats = np.where(equal, even, stages * np.maximum(whole / traits.num_stages - block, 0.0)) * share
+        return total
 
     busiest = whole * microbatches / pipeline
     if traits.routes == 1:  # no rank has a part of a block
@@ -125,7 +126,7 @@ def tight(skeleton: Skeleton, prices: Prices, cuts: NDArray[np.int64], *, chunks
         chunks: v of the schedule.
         cuts: [choice, stage], blocks of each stage.
     """
-    # [kind, choice, stage]
+    # Over kinds, choices and stages.
     priced = prices.block_s[..., None] * cuts
     priced[:2] += _held_up(prices, chunks)[:, None]
     priced[..., 0] += prices.embedding_s

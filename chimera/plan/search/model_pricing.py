@@ -36,7 +36,7 @@ class ModelPricing:
     def estimate(self, layout: Layout) -> Estimate:
         """Return the estimate of a layout; the same layout is simulated once."""
         if layout not in self._known:
-            self._known[layout] = estimate(self.shape, layout, self.cluster, self.software)
+            self._known[layout] = estimate(self.shape, layout, self.cluster, self.software, compiled=True)
         return self._known[layout]
 
     def prices(self, choices: Choices) -> Prices:
@@ -135,16 +135,13 @@ class _Work:
     def parameters(self) -> tuple[Floats, Floats, Floats]:
         """Parameters of a block, the embedding and the head on one device."""
         t, h = self.tensor, self.shape.hidden
-        blocks = sum(stack.blocks * block_parameters(stack).per_rank(t) for stack in self.stacks)
+        blocks = np.asarray(sum(stack.blocks * block_parameters(stack).per_rank(t) for stack in self.stacks))
         # Both are linear in the words, so that padding is added.
         more = (self.vocab - self.shape.vocab) * h / t
         embedding = embedding_parameters(self.shape).per_rank(t) + more
         head = head_parameters(self.shape).per_rank(t)
-        if self.shape.tied:
-            head = head + np.where(self.choices.pipeline > 1, self.vocab * h / t, 0.0)
-        else:
-            head = head + more
-        return blocks / self.shape.num_blocks, embedding, head
+        copy = np.where(self.choices.pipeline > 1, self.vocab * h / t, 0.0)
+        return blocks / self.shape.num_blocks, embedding, head + (copy if self.shape.tied else more)
 
     @cached_property
     def state_bytes(self) -> Floats:
@@ -172,29 +169,31 @@ class _Work:
 
     @cached_property
     def kept_by_blocks(self) -> Floats:
-        return sum(
+        kept = (
             stack.blocks
             * block_activation_bytes(
                 stack,
                 microbatch=self.microbatch,
                 tensor=self.tensor,
-                sequence_parallel=self.choices.sequence_parallel,
-                recompute=self.choices.recompute,
+                sequence_parallel=self.choices.sequence_parallel.astype(np.float64),
+                recompute=self.choices.recompute.astype(np.float64),
                 element_bytes=self.rates.element_bytes,
                 fused_attention=self.software.fused_attention,
             )
             for stack in self.stacks
         )
+        return sum(kept, np.zeros(1))
 
     @cached_property
     def kept_by_head(self) -> Floats:
-        return head_activation_bytes(
+        kept = head_activation_bytes(
             self.stacks[-1],
             microbatch=self.microbatch,
             tensor=self.tensor,
-            sequence_parallel=self.choices.sequence_parallel,
+            sequence_parallel=self.choices.sequence_parallel.astype(np.float64),
             vocab=self.vocab,
         )
+        return np.asarray(kept, np.float64)
 
 
 def _vocab(shape: ModelShape, software: Software, tensor: Floats) -> Floats:

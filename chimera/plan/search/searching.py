@@ -8,10 +8,11 @@ layout is simulated. As soon as the k-th best of the simulated beats every bound
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from chimera.errors import UsageError
 from chimera.plan.estimate import Estimate
@@ -25,7 +26,10 @@ from chimera.plan.search.variants import MAX_SEARCHED_RANKS
 from chimera.plan.shape import ModelShape
 from chimera.schedules import SCHEDULES
 
-__all__ = ["Outcome", "search_layouts"]
+__all__ = ["Outcome", "least_bytes", "search_layouts"]
+
+_CANDIDATES: Final = 24
+"""Layouts with the least memory by their bounds that are estimated, if none fits."""
 
 Place = tuple[int, int, int]
 """Of a layout in its grid: variant, b, switch."""
@@ -103,6 +107,17 @@ def search_layouts(
     )
 
 
+def least_bytes(
+    shape: ModelShape, cluster: Cluster, pricing: Pricing, *, global_batch: int, space: SearchSpace
+) -> float:
+    """Return the least memory that a layout needs, estimated in full; infinite where there is no layout."""
+    rejected: Counter[Reason] = Counter()
+    found = grids(shape, cluster, global_batch=global_batch, space=space, rejected=rejected)
+    bounded = [each for grid in found if (each := _bound(shape, grid, pricing, rejected)) is not None]
+    closest = _closest(shape, pricing, bounded)
+    return np.inf if closest is None else closest.peak_bytes
+
+
 def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Reason]) -> _Bounded | None:
     """Bound a grid from the placements of its schedules; those that cannot take p are left out."""
     known: list[Traits] = []
@@ -124,9 +139,7 @@ def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Re
         kept.append(variant)
     if not kept:
         return None
-    grid = Grid(
-        grid.tensor, grid.pipeline, grid.data, grid.global_batch, tuple(kept), grid.microbatch, grid.switches
-    )
+    grid = Grid(grid.tensor, grid.pipeline, grid.data, grid.global_batch, tuple(kept), grid.microbatch, grid.switches)
     by_routes = {routes: pricing.prices(grid.choices(routes)) for routes in {each.routes for each in known}}
     bounds = quick(
         known,
@@ -212,6 +225,10 @@ class _Search:
         variant, b = group
         alive = np.flatnonzero(np.isfinite(each.bounds.time_s[group]))
         grid = each.grid
+        if grid.variants[variant].unit == "double" and grid.microbatches(grid.microbatch[b]) <= grid.pipeline:
+            # Doubling begins where a unit of p micro-batches ends.
+            self._rejected[Reason.SAME] += len(alive)
+            return
         try:
             found = skeleton(grid.variants[variant], grid.pipeline, grid.microbatches(grid.microbatch[b]))
         except UsageError:
@@ -269,18 +286,18 @@ def _cut(blocks: int, num_stages: int, prices: Prices, switch: int, grid: Grid) 
 
 
 def _closest(shape: ModelShape, pricing: Pricing, bounded: list[_Bounded]) -> Estimate | None:
-    """Return the estimate of the layout with the least memory by its bound, None where there is no layout at all."""
-    best: tuple[float, _Bounded, Place] | None = None
-    for each in bounded:
-        index = int(np.argmin(each.bounds.memory_bytes))
-        least = float(each.bounds.memory_bytes.ravel()[index])
-        if np.isfinite(least) and (best is None or least < best[0]):
-            variant, b, switch = (int(i) for i in np.unravel_index(index, each.bounds.memory_bytes.shape))
-            best = least, each, (variant, b, switch)
-    if best is None:
-        return None
-    _, each, place = best
-    cut = _cut(
-        shape.num_blocks, each.traits[place[0]].num_stages, each.prices_of(place[0], place[1]), place[2], each.grid
-    )
-    return pricing.estimate(each.grid.layout(place, cut))
+    """Return, of the layouts with the least memory by their bounds, the one that needs least; None without any."""
+    found: list[tuple[float, int, Place]] = []
+    for number, each in enumerate(bounded):
+        memory = each.bounds.memory_bytes
+        for index in np.argsort(memory, axis=None)[:_CANDIDATES].tolist():
+            variant, b, switch = (int(i) for i in np.unravel_index(index, memory.shape))
+            if np.isfinite(memory[variant, b, switch]):
+                found.append((float(memory[variant, b, switch]), number, (variant, b, switch)))
+    estimates = []
+    for _, number, (variant, b, switch) in sorted(found)[:_CANDIDATES]:
+        each = bounded[number]
+        cut = _cut(shape.num_blocks, each.traits[variant].num_stages, each.prices_of(variant, b), switch, each.grid)
+        with suppress(UsageError):  # a schedule that cannot take so few micro-batches
+            estimates.append(pricing.estimate(each.grid.layout((variant, b, switch), cut)))
+    return min(estimates, key=lambda one: one.peak_bytes, default=None)

@@ -200,9 +200,7 @@ def grids(
                 yield Grid(tensor, pipeline, data, global_batch, found, sizes, switches)
 
 
-def _refusal(
-    shape: ModelShape, cluster: Cluster, tensor: int, pipeline: int, sizes: tuple[int, ...]
-) -> Reason | None:
+def _refusal(shape: ModelShape, cluster: Cluster, tensor: int, pipeline: int, sizes: tuple[int, ...]) -> Reason | None:
     """Return why no layout of this t and p can be."""
     if cluster.node_size % tensor:
         return Reason.NODE
@@ -237,5 +235,3 @@ def _switches(cluster: Cluster, tensor: int, pipeline: int, space: SearchSpace) 
     if pipeline == 1:
         equal = [True]
     return tuple(Switches(*each) for each in product(modes, sequence, sharded, equal))
-
-
