@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from chimera.ir.costs import Costs, StageCosts
 from chimera.ir.schedule import Placement, Schedule
 from chimera.ir.timeline import Timeline
+from chimera.plan import plan
 from chimera.schedules import build_schedule
 
-# Not lazily: the package of the same name would take the function's place as soon as anything imports it.
+# Not lazily: the packages of the same names would take the functions' places as soon as anything imports them.
 from chimera.simulate import simulate
 
 if TYPE_CHECKING:
@@ -19,7 +20,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Costs", "Pipeline", "Placement", "Schedule", "StageCosts", "Timeline", "build_schedule", "simulate"]
+__all__ = [
+    "Costs",
+    "Pipeline",
+    "Placement",
+    "Schedule",
+    "StageCosts",
+    "Timeline",
+    "build_schedule",
+    "plan",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

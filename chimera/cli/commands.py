@@ -39,7 +39,10 @@ COMMANDS = (
     Command("schedule build", "chimera.cli.schedule_build:schedule_build", "Search the best order for a placement."),
     Command("simulate", "chimera.cli.simulate:simulate_command", "Predict time, memory and the cause of every gap."),
     Command("plan estimate", "chimera.cli.plan_estimate:plan_estimate", "Price one layout, in time and in memory."),
+    Command("plan memory", "chimera.cli.plan_memory:plan_memory", "Show one layout's memory, per rank and over time."),
     Command("plan validate", "chimera.cli.plan_validate:plan_validate", "Hold predictions against published runs."),
+    # Behind those whose first word it is: the first that fits is called.
+    Command("plan", "chimera.cli.plan:plan_command", "Find the best layout of a model on a cluster."),
     Command("data wikipedia", "chimera.cli.data_wikipedia:data_wikipedia", "Turn a dump of Wikipedia into text."),
     Command("data tokenizer", "chimera.cli.data_tokenizer:data_tokenizer", "Train a tokenizer, or take one."),
     Command("data build", "chimera.cli.data_build:data_build", "Tokenise text into an indexed dataset."),
@@ -47,6 +50,7 @@ COMMANDS = (
     Command(
         "data inspect", "chimera.cli.data_inspect:data_inspect", "Prove an indexed dataset, and show what is in it."
     ),
+    Command("bench plan", "chimera.cli.bench_plan:bench_plan", "Time the planner's search, and show its errors."),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
     Command("bench reduce", "chimera.cli.bench_reduce:bench_reduce", "Measure where gradient reductions cost least."),
     Command("bench train", "chimera.cli.bench_train:bench_train", "Time a training step beside transformers."),
@@ -95,7 +99,7 @@ def overview(words: Sequence[str] = (), commands: Sequence[Command] = COMMANDS) 
     'chimera COMMAND --help' gives a command's options and an example.
     """
     group = _group_of(words, commands)
-    if words and (group is None or len(words) > 1):
+    if words and (group is None or len(words) > 1 or any(c.name == group for c in commands)):
         return None
     shown = [c for c in commands if not words or c.name.startswith(f"{group} ")]
     width = max(len(c.name) for c in shown)

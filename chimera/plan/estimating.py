@@ -43,6 +43,7 @@ def estimate(
     *,
     fold: bool = True,
     block_times: Sequence[LayerTimes] | None = None,
+    compiled: bool | None = None,
 ) -> Estimate:
     """Estimate the time and memory of one step.
 
@@ -54,6 +55,7 @@ def estimate(
         fold: whether a long step's steady state is simulated once and repeated; the error is below 0.1 %.
         block_times: measured times of one block of each stack for one micro-batch under this layout, in place of the
             modelled ones.
+        compiled: whether numba's form of the simulator runs; worth its import for many layouts. By size without.
 
     Raises:
         UsageError: the schedule cannot take these sizes, or the cluster has another number of devices.
@@ -66,7 +68,7 @@ def estimate(
         )
     parts = _Parts.of(shape, layout, cluster, software, block_times)
     costs = parts.stage_costs()
-    step = _run(parts, costs, fold=fold)
+    step = _run(parts, costs, fold=fold, compiled=compiled)
     sharded = layout.sharded
     replicas = layout.data * parts.copies
     updates = parts.updates
@@ -392,7 +394,7 @@ def _few(layout: Layout) -> int:
     return layout.microbatches if layout.microbatches <= 2 * period else period + layout.microbatches % period
 
 
-def _run(parts: _Parts, costs: StageCosts, *, fold: bool) -> Step:
+def _run(parts: _Parts, costs: StageCosts, *, fold: bool, compiled: bool | None) -> Step:
     def build(microbatches: int) -> Schedule:
         schedule = parts.layout.build_schedule(microbatches)
         if parts.overlapped and not places_reductions(schedule):
@@ -400,8 +402,8 @@ def _run(parts: _Parts, costs: StageCosts, *, fold: bool) -> Step:
         return schedule
 
     if not fold:
-        return simulated_step(build(parts.layout.microbatches), costs)
-    return folded_step(build, parts.layout.microbatches, costs, ranks=parts.layout.pipeline)
+        return simulated_step(build(parts.layout.microbatches), costs, compiled=compiled)
+    return folded_step(build, parts.layout.microbatches, costs, ranks=parts.layout.pipeline, compiled=compiled)
 
 
 def _per_stage(blocks: tuple[int, ...], stacks: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:

@@ -45,9 +45,9 @@ class Step:
     schedule: Schedule
 
 
-def simulated_step(schedule: Schedule, costs: CostModel) -> Step:
-    """Simulate a step whole."""
-    timeline = simulate(schedule, costs)
+def simulated_step(schedule: Schedule, costs: CostModel, *, compiled: bool | None = None) -> Step:
+    """Simulate a step whole; ``compiled`` as in ``simulate``."""
+    timeline = simulate(schedule, costs, compiled=compiled)
     computes = timeline.lane == Lane.COMPUTE
     end = float(timeline.end[computes].max()) - timeline.origin
     peaks = timeline.peak_bytes
@@ -62,7 +62,9 @@ def simulated_step(schedule: Schedule, costs: CostModel) -> Step:
     )
 
 
-def folded_step(build: Callable[[int], Schedule], microbatches: int, costs: CostModel, *, ranks: int) -> Step:
+def folded_step(
+    build: Callable[[int], Schedule], microbatches: int, costs: CostModel, *, ranks: int, compiled: bool | None = None
+) -> Step:
     """Return the step of ``microbatches``, simulating at most 6p of them.
 
     Args:
@@ -70,13 +72,14 @@ def folded_step(build: Callable[[int], Schedule], microbatches: int, costs: Cost
         microbatches: m.
         costs: of the stages.
         ranks: p.
+        compiled: as in ``simulate``.
     """
     period = 2 * ranks
     periods, rest = divmod(microbatches, period)
     if periods <= _WARM_PERIODS + 1:
-        return simulated_step(build(microbatches), costs)
-    shorter = simulated_step(build(_WARM_PERIODS * period + rest), costs)
-    longer = simulated_step(build((_WARM_PERIODS + 1) * period + rest), costs)
+        return simulated_step(build(microbatches), costs, compiled=compiled)
+    shorter = simulated_step(build(_WARM_PERIODS * period + rest), costs, compiled=compiled)
+    longer = simulated_step(build((_WARM_PERIODS + 1) * period + rest), costs, compiled=compiled)
     more = periods - _WARM_PERIODS - 1
     return Step(
         makespan=longer.makespan + more * (longer.makespan - shorter.makespan),

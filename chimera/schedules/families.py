@@ -33,7 +33,8 @@ class ScheduleFamily:
 
     ``options`` are the names that ``build`` takes besides ``ranks`` and ``microbatches``; with ``costs`` among them the
     order is made for given costs. In the texts p is ranks, m micro-batches, v chunks per rank, f pairs, w waves, k
-    updates; activations are in units of 1/p of the model for one micro-batch.
+    updates; activations are in units of 1/p of the model for one micro-batch. Building a ``searched`` one runs the list
+    scheduler, which takes seconds for many ranks.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ScheduleFamily:
     memory: str
     options: tuple[str, ...]
     build: Callable[..., Schedule]
+    searched: bool = False
 
     @property
     def takes_costs(self) -> bool:
@@ -101,6 +103,7 @@ FAMILIES: Final = (
         memory="weights 2f, activations at most p",
         options=("pairs",),
         build=chimera_zb,
+        searched=True,
     ),
     ScheduleFamily(
         name="looped-bfs",

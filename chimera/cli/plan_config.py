@@ -1,0 +1,123 @@
+"""The first plan as a configuration that ``chimera train`` accepts, made of the file the plan was asked for.
+
+The text is read back by ``train``'s own reader before it is given, so that what is written can be run. Sizes that the
+runtime has no option for are refused by name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from chimera.errors import ConfigError
+from chimera.plan.layout import Layout
+from chimera.plan.model_file import read_document
+from chimera.plan.plans import Plans
+from chimera.plan.shape import ModelShape
+
+__all__ = ["ready_config"]
+
+_STEPS = 10_000
+"""Of a run whose length no configuration gives."""
+
+
+def ready_config(found: Plans, source: Path, order: Path | None) -> tuple[str, list[str]]:
+    """Return the configuration's text, and what is to be said about it.
+
+    Args:
+        found: plans of the model in ``source``.
+        source: a configuration, whose other options are kept, or a model's config.json.
+        order: where the first plan's own order will be written, if it has one.
+
+    Raises:
+        ConfigError: ``train`` cannot run the model or the layout.
+    """
+    # Reading a configuration needs train's types, which load torch; planning does without.
+    from chimera.train.config_file import SECTIONS, make_config, section_types, to_toml
+
+    if found.shape.family != "bert":
+        raise ConfigError(
+            f"--out: 'chimera train' has no configuration of a {found.shape.family} model, only of bert; leave it out, "
+            "or take --export megatron"
+        )
+    document: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
+    if source.suffix == ".toml":
+        document |= {name: dict(values) for name, values in read_document(source).items()}
+    else:
+        document |= _from_shape(found.shape)
+    layout, notes = found.best.layout, []
+    known = {name: set(section_types(name)) for name in SECTIONS}
+    for section, key, value in _choices(layout, order):
+        if key in known[section]:
+            document[section][key] = value
+        elif value:
+            raise ConfigError(
+                f"--out: 'chimera train' has no option {section}.{key} for {key} = {value}; plan again with "
+                f"--{'tensor 1' if key in {'tensor', 'sequence'} else 'sharded False'}"
+            )
+    document["schedule"] = {key: value for key, value in document["schedule"].items() if value is not None}
+    mode = layout.recompute
+    if "recompute" in known["schedule"]:
+        document["schedule"]["recompute"] = _recompute(mode, section_types("schedule")["recompute"])
+    document["train"]["accumulation_runs"] = 1
+    document["train"]["evaluation_samples"] = _whole(
+        int(document["train"].get("evaluation_samples", 256)), layout.microbatch * layout.data
+    )
+    if layout.cut is not None:
+        notes.append("'chimera train' cuts the model by its own estimate of each layer, not by the plan's cut")
+    return to_toml(make_config(document, where=str(source))), notes
+
+
+def _choices(layout: Layout, order: Path | None) -> list[tuple[str, str, Any]]:
+    """Return what the plan decides, as (section, key, value)."""
+    sizes: Mapping[str, Any] = {
+        "microbatches": layout.microbatches,
+        "chunks": layout.chunks,
+        "pairs": layout.pairs,
+        "waves": layout.waves,
+        "unit": layout.unit,
+        "updates": None,
+        "memory_limit": None,
+        "costs": None,
+    }
+    if order is not None:
+        sizes = dict.fromkeys(sizes)
+    return [
+        ("schedule", "name", layout.schedule if order is None else str(order)),
+        *(("schedule", key, value) for key, value in sizes.items()),
+        ("parallel", "tensor", layout.tensor if layout.tensor > 1 else None),
+        ("parallel", "sequence", layout.sequence_parallel),
+        ("parallel", "shard_optimizer", layout.sharded),
+        ("parallel", "pipeline", layout.pipeline),
+        ("parallel", "data", layout.data),
+        ("train", "microbatch_size", layout.microbatch),
+    ]
+
+
+def _recompute(mode: str, type_: Any) -> Any:
+    """Return a recompute mode as train's option has it: by name, or on and off."""
+    if type_ is not bool:
+        return mode
+    if mode == "selective":
+        raise ConfigError("--out: 'chimera train' recomputes all or nothing; plan again with --recompute none full")
+    return mode == "full"
+
+
+def _whole(samples: int, share: int) -> int:
+    """Return so many samples, rounded up to whole micro-batches of all replicas."""
+    return -(-samples // share) * share
+
+
+def _from_shape(shape: ModelShape) -> dict[str, dict[str, Any]]:
+    return {
+        "model": {
+            "vocab_size": shape.vocab,
+            "hidden_size": shape.hidden,
+            "num_layers": shape.layers,
+            "num_heads": shape.heads,
+            "intermediate_size": shape.ffn_width,
+            "max_positions": shape.num_positions,
+            "tied_decoder": shape.tied,
+        },
+        "data": {"sequence_length": shape.seq},
+        "train": {"steps": _STEPS, "out": "runs/planned"},
+    }

@@ -1,0 +1,107 @@
+"""``plan``: a model, a cluster and a global batch to the best layouts, or to why there is none."""
+
+from chimera.errors import InfeasibleError, UsageError
+from chimera.plan.estimate import Estimate
+from chimera.plan.hardware import Cluster
+from chimera.plan.hardware_file import read_software
+from chimera.plan.plans import Plan, Plans
+from chimera.plan.search.divisors import nearest_multiple
+from chimera.plan.search.model_pricing import ModelPricing
+from chimera.plan.search.refine import refined
+from chimera.plan.search.relax import relaxations
+from chimera.plan.search.searching import Outcome, search_layouts
+from chimera.plan.search.space import SearchSpace
+from chimera.plan.shape import ModelShape
+from chimera.plan.software import Software
+
+__all__ = ["DEFAULT_SOFTWARE", "plan"]
+
+DEFAULT_SOFTWARE = "chimera"
+"""The code base whose habits and constants are taken where none is named."""
+
+_GIB = 2**30
+
+
+def plan(
+    model: ModelShape,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    space: SearchSpace | None = None,
+    software: Software | str = DEFAULT_SOFTWARE,
+    top: int = 10,
+    refine: bool = True,
+) -> Plans:
+    """Search the fastest layouts of a model on a cluster.
+
+    Args:
+        model: with the length of its sequences.
+        cluster: all of whose devices are used.
+        global_batch: sequences B of a step.
+        space: choices that are given; everything is searched without.
+        software: the code base, or its name.
+        top: plans to return.
+        refine: whether the list scheduler looks for a faster order for each of them.
+
+    Raises:
+        UsageError: a batch or a number of plans below 1.
+        InfeasibleError: no layout divides the batch, or none fits into memory; the message says the least excess and
+            which choice to relax.
+    """
+    if global_batch < 1 or top < 1:
+        raise UsageError(f"--global-batch {global_batch}, --top {top}: needed: whole numbers of at least 1")
+    given = SearchSpace() if space is None else space
+    code = read_software(software) if isinstance(software, str) else software
+    pricing = ModelPricing(model, cluster, code)
+    outcome = search_layouts(model, cluster, pricing, global_batch=global_batch, space=given, top=top)
+    if not outcome.best:
+        raise InfeasibleError(_why_none(pricing, outcome, given, global_batch))
+    plans = [
+        refined(estimate) if refine else Plan(estimate=estimate, step_s=estimate.step_s) for estimate in outcome.best
+    ]
+    return Plans(
+        shape=model,
+        cluster=cluster,
+        software=code,
+        global_batch=global_batch,
+        plans=tuple(sorted(plans, key=lambda each: each.step_s)),
+        rejected={str(reason): count for reason, count in outcome.rejected.items()},
+        num_bounded=outcome.num_bounded,
+        num_simulated=outcome.num_simulated,
+    )
+
+
+def _why_none(pricing: ModelPricing, outcome: Outcome, space: SearchSpace, global_batch: int) -> str:
+    """Say why there is no plan, and what would give one."""
+    if outcome.closest is None:
+        return _why_nothing_divides(pricing, outcome, space, global_batch)
+    closest: Estimate = outcome.closest
+    device, layout = pricing.cluster.device, closest.layout
+    worst = max(closest.memory, key=lambda memory: memory.total)
+    parts = ", ".join(
+        f"{name} {getattr(worst, name) / _GIB:.1f}" for name in ("weights", "gradients", "optimizer", "activations")
+    )
+    advice = relaxations(pricing, space, global_batch)
+    return (
+        f"no layout fits {device.title}: {device.memory_bytes / _GIB:.1f} GiB. The one that holds least (t = "
+        f"{layout.tensor}, p = {layout.pipeline}, d = {layout.data}, b = {layout.microbatch}, {layout.schedule}, "
+        f"recompute {layout.recompute}{', sharded' if layout.sharded else ''}) needs {worst.total / _GIB:.1f} GiB, "
+        f"{(worst.total - device.memory_bytes) / _GIB:.1f} too much: {parts} GiB.\n  "
+        + (f"It would fit with {'; or with '.join(advice)}." if advice else "No single choice relaxed makes it fit.")
+    )
+
+
+def _why_nothing_divides(pricing: ModelPricing, outcome: Outcome, space: SearchSpace, global_batch: int) -> str:
+    reasons = ", ".join(f"{count:,} × {reason}" for reason, count in outcome.rejected.items())
+    devices = pricing.cluster.num_devices
+    if space.data:
+        batches = sorted({n for data in space.data for n in nearest_multiple(global_batch, data)})
+    else:
+        most = min(devices, pricing.cluster.node_size * pricing.shape.num_blocks)
+        batches = list(nearest_multiple(global_batch, max(devices // most, 1)))
+    given = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in space.given.items())
+    return (
+        f"no layout of {devices} devices divides --global-batch {global_batch} and the model "
+        f"({reasons or 'no sizes are left'}); try --global-batch {' or '.join(map(str, batches))}"
+        + (f", or leave out {given}" if given else "")
+    )

@@ -1,0 +1,142 @@
+"""Lower bounds on the time and the memory of many layouts at once.
+
+``quick`` needs a schedule's placement alone and serves whole grids of choices; ``tight`` takes the critical paths of
+its skeleton, and is as good as a simulation where stages cost what a simulation would charge. Neither rejects a layout
+that could win: work cannot be done faster than its ranks do it, nor before their inputs can be there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chimera.plan.search.pricing import Prices
+from chimera.plan.search.skeleton import Skeleton, Traits
+
+__all__ = ["Bounds", "quick", "tight"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bounds:
+    """Least time of a step and least memory of a device, as arrays over choices."""
+
+    time_s: Floats
+    memory_bytes: Floats
+
+
+def quick(
+    traits: Sequence[Traits],
+    prices: Sequence[Prices],
+    chunks: Sequence[int],
+    *,
+    blocks: int,
+    pipeline: int,
+    microbatches: NDArray[np.int64],
+    equal: NDArray[np.bool_],
+) -> Bounds:
+    """Bound all choices of one t and p.
+
+    Args:
+        traits: of each schedule.
+        prices: for each schedule, those of its number of routes, over the choices.
+        chunks: v of each schedule.
+        blocks: blocks of the model.
+        pipeline: p.
+        microbatches: m, over the choices.
+        equal: whether the cut gives every stage the same number of blocks, over the choices.
+
+    Returns:
+        Bounds over [schedule, *choices].
+    """
+    found = [
+        _quick_of_one(one, price, v, blocks=blocks, pipeline=pipeline, microbatches=microbatches, equal=equal)
+        for one, price, v in zip(traits, prices, chunks, strict=True)
+    ]
+    return Bounds(np.stack([each.time_s for each in found]), np.stack([each.memory_bytes for each in found]))
+
+
+def _quick_of_one(
+    traits: Traits,
+    prices: Prices,
+    chunks: int,
+    *,
+    blocks: int,
+    pipeline: int,
+    microbatches: NDArray[np.int64],
+    equal: NDArray[np.bool_],
+) -> Bounds:
+    block, embedding, head = (part.sum(axis=0) for part in (prices.block_s, prices.embedding_s, prices.head_s))
+    # A cut by cost leaves no stage between the first and the last with fewer than this, and no stage of any kind with
+    # more than one block less than the mean of time.
+    middle = np.where(equal, blocks / traits.num_stages, float(blocks // traits.num_stages))
+    whole = blocks * block + embedding + head
+    share = microbatches / traits.routes
+
+    def work(stages: int, firsts: int, lasts: int) -> Floats:
+        even = stages * middle * block + firsts * embedding + lasts * head
+        total: Floats = np.where(equal, even, stages * np.maximum(whole / traits.num_stages - block, 0.0)) * share
+        return total
+
+    busiest = whole * microbatches / pipeline
+    if traits.routes == 1:  # no rank has a part of a block
+        busiest = np.maximum(busiest, -(-blocks // pipeline) * block * microbatches)
+    for kind in traits.ranks:
+        busiest = np.maximum(busiest, work(kind.stages, kind.firsts, kind.lasts))
+    busiest = busiest + 2 * chunks * _held_up(prices, chunks) * microbatches
+    filled = np.where(equal, float(traits.fill), max(traits.fill - 1.0, 0.0)) * middle
+    waits = filled * (block if traits.whole else prices.block_s[0])
+    waits = waits + traits.fill * (1 + traits.whole) * prices.hop_s
+    time = np.maximum(busiest, work(*traits.late) + waits) + prices.tail_s
+    filling = np.minimum(1.0, microbatches / traits.microbatches)
+    return Bounds(time, _memory(traits, prices, middle, equal, filling))
+
+
+def _memory(traits: Traits, prices: Prices, middle: Floats, equal: NDArray[np.bool_], filled: Floats) -> Floats:
+    """Return the bytes of the rank that holds most; ``filled`` is the share of the peak that so few micro-batches make.
+
+    Peaks rise with the number of micro-batches, by less and less.
+    """
+    most = np.zeros(np.broadcast_shapes(middle.shape, prices.block_bytes.shape))
+    for kind in traits.ranks:
+        ends = kind.firsts + kind.lasts
+        per_stage = middle if not ends else np.where(equal, middle, 1.0)
+        state = (
+            kind.stages * per_stage * prices.block_state_bytes
+            + kind.firsts * prices.embedding_state_bytes
+            + kind.lasts * prices.head_state_bytes
+        )
+        most = np.maximum(most, state + kind.peak_stages * filled * per_stage * prices.block_bytes)
+    return most
+
+
+def _held_up(prices: Prices, chunks: int) -> Floats:
+    """Return by how much messages between the chunks of a rank hold up the F and the B of a stage."""
+    return prices.hop_s * (chunks - 1) / chunks
+
+
+def tight(skeleton: Skeleton, prices: Prices, cuts: NDArray[np.int64], *, chunks: int) -> Bounds:
+    """Bound choices of one schedule, p and m.
+
+    Args:
+        skeleton: of the schedule.
+        prices: over [choice].
+        chunks: v of the schedule.
+        cuts: [choice, stage], blocks of each stage.
+    """
+    # Over kinds, choices and stages.
+    priced = prices.block_s[..., None] * cuts
+    priced[:2] += _held_up(prices, chunks)[:, None]
+    priced[..., 0] += prices.embedding_s
+    priced[..., -1] += prices.head_s
+    paths = np.einsum("pks,kcs->pc", skeleton.paths, priced) + skeleton.hops[:, None] * prices.hop_s
+    state = cuts * prices.block_state_bytes[:, None]
+    state[:, 0] += prices.embedding_state_bytes
+    state[:, -1] += prices.head_state_bytes
+    kept = cuts * prices.block_bytes[:, None]
+    kept[:, -1] += prices.head_bytes
+    held = skeleton.peak_stages * np.where(skeleton.holds, kept[:, None, :], np.inf).min(axis=-1)
+    memory = state @ skeleton.holds.T + held
+    return Bounds(paths.max(axis=0) + prices.tail_s, memory.max(axis=-1))
