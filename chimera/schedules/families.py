@@ -174,6 +174,7 @@ FAMILIES: Final = (
         memory="weights 1, activations at most p",
         options=("costs", "memory_limit"),
         build=zb_1p,
+        searched=True,
     ),
     ScheduleFamily(
         name="zb-2p",
@@ -184,6 +185,7 @@ FAMILIES: Final = (
         memory="weights 1, activations at most 2p",
         options=("costs", "memory_limit"),
         build=zb_2p,
+        searched=True,
     ),
     ScheduleFamily(
         name="interleaved-zb",
