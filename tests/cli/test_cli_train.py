@@ -95,7 +95,7 @@ def test_a_schedule_written_by_hand_trains(folder):
 
 def test_metrics_have_the_agreed_keys(trained, folder):
     """Each row has exactly the nine keys."""
-    keys = "step loss mlm_loss nsp_loss grad_norm lr tokens_per_s step_s bubble_fraction".split()  # noqa: SIM905
+    keys = "step loss mlm_loss nsp_loss grad_norm lr tokens_per_s step_s bubble_fraction data_wait_s".split()  # noqa: SIM905
     assert [list(row) for row in rows(folder, "trained")] == [keys] * 4
 
 
