@@ -227,7 +227,7 @@ def _their_step(config: TransformerConfig, batch: dict[str, Tensor]) -> _Step:
         else:
             fields = {name: batch[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
             loss = model(**fields, labels=batch["mlm_labels"], next_sentence_label=batch["nsp_labels"]).loss
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
 
     return step
