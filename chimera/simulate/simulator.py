@@ -8,6 +8,7 @@ both its halves are ready and gives both results at its end. Whether memory or m
 is not asked here but in ``ir.checks``.
 """
 
+import sys
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -27,6 +28,9 @@ __all__ = ["COMPILED_FROM_ROWS", "CostModel", "simulate"]
 
 COMPILED_FROM_ROWS: Final = 100_000
 """Programs of at least so many rows are worth the import of numba."""
+
+_COMPILED_ONCE_LOADED_FROM_ROWS: Final = 1_000
+"""Programs of at least so many rows run compiled where numba has been imported anyway."""
 
 _NO_PHASE: Final = -1
 
@@ -73,7 +77,7 @@ def simulate(
     _refuse_foreign_numbers(schedule, table)
     problem = _problem(schedule, table, resolved)
     progress = _progress(schedule, table)
-    if len(table) >= COMPILED_FROM_ROWS if compiled is None else compiled:
+    if _worth_compiled(len(table)) if compiled is None else compiled:
         from chimera.simulate.compiled import run
 
         rows_done = run(problem, progress)
@@ -97,6 +101,11 @@ def simulate(
         resident_bytes=_resident_per_rank(schedule, resolved),
         microbatch_to_route=schedule.microbatch_to_route,
     )
+
+
+def _worth_compiled(rows: int) -> bool:
+    loaded = "chimera.simulate.compiled" in sys.modules
+    return rows >= (_COMPILED_ONCE_LOADED_FROM_ROWS if loaded else COMPILED_FROM_ROWS)
 
 
 def _refuse_foreign_numbers(schedule: Schedule, table: Table) -> None:
