@@ -105,13 +105,13 @@ def goals_of(tables: Mapping[str, Sequence[MeasuredRow]]) -> list[Goal]:
         elif name == "korthikanti":
             goals.append(Goal(own, 1.6, 1.2, 4.5))
         elif name == "single-node":
-            goals.append(Goal(own, 4.4, 2.7, 26.0))
+            goals.append(Goal(own, 4.2, 2.7, 24.0))
         else:
             doubtful = inconsistent(tuple(rows))
             sure = np.array([row for index, row in enumerate(own) if index not in doubtful])
             eight = np.array([row for row in sure if rows[row - own[0]].layout.tensor == 8])
             goals.append(Goal(own, 6.8, 3.5, 99.0, 9.5))
-            goals.append(Goal(sure, 3.7, 2.5, 15.0))
+            goals.append(Goal(sure, 3.7, 2.5, 13.5))
             goals.append(Goal(eight, 2.2, 1.6, 6.0))
     return goals
 
@@ -188,10 +188,18 @@ def write_a100(
         write_base(base, found)
     mean = figure(typical_factor(best))
     for base in UNSEEN:
-        write_base(base, {"matrix_factor": Constant(
-            value=mean, unit=SOFTWARE_CONSTANTS["matrix_factor"][1], low=mean, high=mean,
-            fitted_on="nothing: the mean of the Megatron code bases",
-        )})
+        write_base(
+            base,
+            {
+                "matrix_factor": Constant(
+                    value=mean,
+                    unit=SOFTWARE_CONSTANTS["matrix_factor"][1],
+                    low=mean,
+                    high=mean,
+                    fitted_on="nothing: the mean of the Megatron code bases",
+                )
+            },
+        )
 
 
 def write_base(base: str, constants: Mapping[str, Constant]) -> None:
@@ -210,7 +218,7 @@ def typical_factor(found: Fitted) -> float:
 def with_unseen(found: Fitted, base: str) -> dict[str, dict[str, float]]:
     """Return the code bases' constants with those of one that was left out: the typical factor, else none."""
     software = {name: rounded(constants) for name, constants in found.software.items()}
-    return {**software, base: {name: 1.0 for name in VARIED[base]} | {"matrix_factor": figure(typical_factor(found))}}
+    return {**software, base: dict.fromkeys(VARIED[base], 1.0) | {"matrix_factor": figure(typical_factor(found))}}
 
 
 def write_block_devices(path: Path) -> None:
@@ -221,12 +229,10 @@ def write_block_devices(path: Path) -> None:
         device = read_device(name)
         device = replace(device, constants=taken_over(source))
         rows = [row for row in table if row.gpu == gpu]
-        found = fit_blocks(rows, rates_of(Cluster.of(device, 1), "fp32", 4.0))
+        rates = rates_of(Cluster.of(device, 1), "fp32", 4.0)
+        found = fit_blocks(rows, rates)
         draws = np.random.default_rng(0)
-        again = [
-            fit_blocks([rows[i] for i in draws.choice(len(rows), len(rows))], rates_of(Cluster.of(device, 1), "fp32", 4.0))
-            for _ in range(RESAMPLES)
-        ]
+        again = [fit_blocks([rows[i] for i in draws.choice(len(rows), len(rows))], rates) for _ in range(RESAMPLES)]
         constants = dict(device.constants)
         for constant in BLOCK_CONSTANTS:
             spread = [one[constant] for one in again]

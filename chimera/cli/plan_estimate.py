@@ -205,7 +205,11 @@ def _print_page(made: Estimate, software: str) -> None:
     shown = sorted({0, len(made.memory) // 2, len(made.memory) - 1})
     headings = ["rank", *parts, "GiB in all"]
     rows = [
-        [str(rank), *(f"{getattr(made.memory[rank], part) / _GIB:.2f}" for part in parts), f"{made.memory[rank].total / _GIB:.2f}"]
+        [
+            str(rank),
+            *(f"{getattr(made.memory[rank], part) / _GIB:.2f}" for part in parts),
+            f"{made.memory[rank].total / _GIB:.2f}",
+        ]
         for rank in shown
     ]
     print_table(out, headings, rows)

@@ -79,7 +79,9 @@ def _print_result(result: TableResult) -> None:
     summary = [("all rows", result.errors), *result.parts.items()]
     if result.left_out is not None:
         summary.append(("left out of the fit", result.left_out))
-    print_table(out, ["error, %", "rows", "mean", "median", "max"], [_summary(name, errors) for name, errors in summary])
+    print_table(
+        out, ["error, %", "rows", "mean", "median", "max"], [_summary(name, errors) for name, errors in summary]
+    )
     out.print()
 
 

@@ -1,4 +1,4 @@
-"""Time and memory of many layouts at once, before any is simulated: columns of sizes in, columns of seconds and bytes out.
+"""Time and memory of many layouts at once, before any is simulated: columns of sizes in, seconds and bytes out.
 
 The formulas are those of the single estimate, with the pipeline in closed form and equal stages. Layers are worked out
 once for each distinct way of running one. Nothing here proposes or rejects a layout.
@@ -24,7 +24,7 @@ from chimera.plan.step import Grid
 
 __all__ = ["Candidates", "Figures", "estimate_many"]
 
-Array = NDArray[np.float64]
+_Array = NDArray[np.float64]
 
 _CHUNK = 16384
 """Candidates worked out together: their columns stay in the processor's cache."""
@@ -46,23 +46,23 @@ class Candidates(NamedTuple):
         sharded: 1 or 0.
     """
 
-    tensor: Array
-    pipeline: Array
-    data: Array
-    chunks: Array
-    pairs: Array
-    microbatch: Array
-    microbatches: Array
-    recompute: Array
-    sequence_parallel: Array
-    sharded: Array
+    tensor: _Array
+    pipeline: _Array
+    data: _Array
+    chunks: _Array
+    pairs: _Array
+    microbatch: _Array
+    microbatches: _Array
+    recompute: _Array
+    sequence_parallel: _Array
+    sharded: _Array
 
 
 class Figures(NamedTuple):
     """Seconds of a step and bytes of the rank that holds most, per candidate."""
 
-    step_s: Array
-    peak_bytes: Array
+    step_s: _Array
+    peak_bytes: _Array
 
 
 def estimate_many(
@@ -96,19 +96,17 @@ class _Layers(NamedTuple):
     """Per distinct way of running a layer: times, kept bytes, parameters; and each candidate's index into them."""
 
     times: ModelTimes
-    kept: Array
-    kept_by_head: Array
-    working: Array
-    block_parameters: Array
-    first: Array
-    last: Array
-    tied: Array
-    index: NDArray[np.intp]
+    kept: _Array
+    kept_by_head: _Array
+    working: _Array
+    block_parameters: _Array
+    first: _Array
+    last: _Array
+    tied: _Array
+    which: NDArray[np.intp]
 
 
-def _figures(
-    shape: ModelShape, columns: Candidates, cluster: Cluster, software: Software, form: ClosedForm
-) -> Figures:
+def _figures(shape: ModelShape, columns: Candidates, cluster: Cluster, software: Software, form: ClosedForm) -> Figures:
     rates = rates_of(cluster, software.dtype, float(DTYPE_BYTES[software.dtype]))
     stacks = dims_of(shape)
     layers = _layers(shape, stacks, columns, rates, software)
@@ -121,17 +119,23 @@ def _figures(
         microbatches=columns.microbatches,
     )
     sizes = FormSizes(
-        columns.pipeline, columns.microbatches, columns.chunks, columns.pairs, forward=1.0, input_grad=1.0, weight_grad=1.0
+        ranks=columns.pipeline,
+        microbatches=columns.microbatches,
+        chunks=columns.chunks,
+        pairs=columns.pairs,
+        forward=1.0,
+        input_grad=1.0,
+        weight_grad=1.0,
     )
     copies = np.asarray(form.copies(sizes), np.float64)
     stages = columns.pipeline * columns.chunks
     # The busiest rank has the larger share where blocks do not divide into stages.
     share = np.ceil(shape.num_blocks / stages) * columns.chunks / shape.num_blocks
     alone = columns.pipeline == 1
-    first, last = layers.first[layers.index], layers.last[layers.index]
-    tied = np.where(alone, 0.0, layers.tied[layers.index])
+    first, last = layers.first[layers.which], layers.last[layers.which]
+    tied = np.where(alone, 0.0, layers.tied[layers.which])
     ends = np.where(alone | (form.ends != "apart"), first + last + tied, np.maximum(first, last + tied))
-    own = layers.block_parameters[layers.index] * share * shape.num_blocks
+    own = layers.block_parameters[layers.which] * share * shape.num_blocks
     parameters = own * copies + ends
     load = RankLoad(
         share=share,
@@ -146,9 +150,9 @@ def _figures(
         rates,
         stacks,
         ModelTimes(
-            tuple(_spread(block, layers.index) for block in layers.times.blocks),
-            _spread(layers.times.embedding, layers.index),
-            _spread(layers.times.head, layers.index),
+            tuple(_spread(block, layers.which) for block in layers.times.blocks),
+            _spread(layers.times.embedding, layers.which),
+            _spread(layers.times.head, layers.which),
         ),
         microbatch=columns.microbatch,
         grid=grid,
@@ -156,8 +160,8 @@ def _figures(
         load=load,
     )
     in_flight = np.asarray(form.activations(sizes), np.float64)
-    kept = layers.kept[layers.index] * share * in_flight
-    head = np.where(form.ends == "apart", np.where(alone, 1.0, 0.0), 1.0) * layers.kept_by_head[layers.index]
+    kept = layers.kept[layers.which] * share * in_flight
+    head = np.where(form.ends == "apart", np.where(alone, 1.0, 0.0), 1.0) * layers.kept_by_head[layers.which]
     replicas = np.where(columns.sharded > 0, columns.data * copies, 1.0)
     states = DTYPE_BYTES[software.dtype] + software.gradient_bytes + optimizer_bytes(software.dtype) / replicas
     message = message_bytes(rates, stacks, columns.microbatch) / columns.tensor
@@ -165,7 +169,7 @@ def _figures(
         parameters * states
         + kept
         + head
-        + layers.working[layers.index]
+        + layers.working[layers.which]
         + message_buffer_bytes(message, columns.pipeline)
     )
     return Figures(np.asarray(steps.total_s, np.float64), np.asarray(held + margin_bytes(held), np.float64))
@@ -194,7 +198,7 @@ def _layers(
         rates, stacks, sharing, vocab=vocab, fused_attention=software.fused_attention, transform=shape.family == "bert"
     )
 
-    def kept(mode: Array) -> Array:
+    def kept(mode: _Array) -> _Array:
         total = sum(
             dims.blocks
             * block_activation_bytes(
@@ -226,11 +230,11 @@ def _layers(
         first=embedding,
         last=decoder,
         tied=vocab * shape.hidden / tensor * shape.tied,
-        index=index,
+        which=index,
     )
 
 
-def _ends(shape: ModelShape, tensor: Array, vocab: Array) -> tuple[Array, Array]:
+def _ends(shape: ModelShape, tensor: _Array, vocab: _Array) -> tuple[_Array, _Array]:
     """Return the parameters of embedding and head on one device."""
     embedding = [embedding_parameters(shape, vocab=int(v)).per_rank(t) for t, v in zip(tensor, vocab, strict=True)]
     head = [head_parameters(shape, vocab=int(v)).per_rank(t) for t, v in zip(tensor, vocab, strict=True)]

@@ -5,7 +5,7 @@ floats for one model, columns where many rows (published tables, candidates) are
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from chimera.plan.shape import ModelShape
 
 __all__ = ["Dims", "Number", "columns", "dims_of"]
 
-Number: TypeAlias = float | NDArray[np.float64]
+Number: TypeAlias = float | NDArray[np.floating[Any]]
 """One number, or a column of them."""
 
 

@@ -71,24 +71,30 @@ def estimate(
     step = _run(parts, costs, fold=fold, compiled=compiled)
     sharded = layout.sharded
     replicas = layout.data * parts.copies
-    after = 0.0 if parts.overlapped else parts.reduce_s(max(parts.gradients))
+    updates = parts.updates
+    pipeline, after = step.compute_end, parts.reduce_s(max(parts.gradients))
+    exposed = step.makespan - step.compute_end
+    if updates:
+        # Without a flush the next micro-batches fill what would be a bubble; every update reduces its gradients.
+        pipeline, after, exposed = float(step.busy.max()), updates * after, 0.0
+    elif parts.overlapped:
+        after = 0.0
     tied = float(tied_s(parts.rates, parts.grid, 2 * software.reduced_bytes * parts.tied_parameters))
     heaviest = max(sum(parts.parameters[s] for s in parts.schedule.placement.stages_on(r)) for r in parts.ranks)
     update = float(update_s(parts.rates, heaviest / (replicas if sharded else 1)))
     if sharded:
         element = parts.rates.element_bytes
         update += float(gather_s(parts.rates, parts.grid, element * heaviest, replicas=float(replicas)))
-    exposed = step.makespan - step.compute_end
     busiest = int(np.argmax(step.busy))
     return Estimate(
         shape=shape,
         layout=layout,
         cluster=cluster,
-        step_s=step.makespan + after + tied + update,
-        pipeline_s=step.compute_end,
+        step_s=pipeline + exposed + after + tied + update,
+        pipeline_s=pipeline,
         reduce_s=exposed + after + tied,
         optimizer_s=update,
-        bubble_fraction=1.0 - float(step.busy.sum()) / (layout.pipeline * step.compute_end),
+        bubble_fraction=1.0 - float(step.busy.sum()) / (layout.pipeline * pipeline),
         compute_s=parts.by_purpose(busiest, step),
         costs=costs,
         schedule=step.schedule,
@@ -116,7 +122,7 @@ def stage_blocks(shape: ModelShape, layout: Layout, num_stages: int, times: Mode
         return layout.cut
     if num_stages > total:
         raise InfeasibleError(
-            f"{num_stages} stages for {total} blocks; needed: at least one each; take fewer --pipeline ranks or --chunks"
+            f"{num_stages} stages for {total} blocks; needed: one each; take fewer --pipeline ranks or --chunks"
         )
     if total % num_stages == 0 and len(times.blocks) == 1:
         return (total // num_stages,) * num_stages
@@ -225,13 +231,19 @@ class _Parts:
     @property
     def overlapped(self) -> bool:
         """Whether reductions are part of the schedule."""
-        return self.software.overlaps_reduction and self.layout.data * self.copies > 1
+        return self.software.overlaps_reduction and self.layout.data * self.copies > 1 and not self.updates
 
     @property
     def gradients(self) -> tuple[float, ...]:
         """Parameters whose gradients each rank reduces."""
         held = (self.schedule.placement.stages_on(rank) for rank in self.ranks)
         return tuple(sum(self.parameters[stage] for stage in stages) for stages in held)
+
+    @property
+    def updates(self) -> float:
+        """Updates of a step under an asynchronous schedule, 0 under a synchronous one."""
+        steps = int((self.schedule.table.kind == Kind.STEP).sum())
+        return steps / self.schedule.num_stages * self.layout.microbatches / self.schedule.num_microbatches
 
     @property
     def tied_parameters(self) -> float:
@@ -297,7 +309,7 @@ class _Parts:
     def by_purpose(self, rank: int, step: Step) -> dict[str, float]:
         """Return what the busy time of a rank goes for, over the whole step."""
         m, held = self.layout.microbatches, self.schedule.placement.stages_on(rank)
-        share = m * self.schedule.microbatch_share / (self.copies if self.copies > 1 else 1)
+        share = m * self.schedule.microbatch_share / (max(1, self.copies))
         last = self.schedule.num_stages - 1
         blocks = [_sum_of(self.times.blocks, self.per_stage[stage]) for stage in held]
         collectives = sum(float(stage.collective_s) for stage in blocks)
@@ -370,7 +382,7 @@ class _Parts:
 
     def _weight_versions(self) -> float:
         """Return the copies of a stage's weights in time, which asynchronous schedules keep."""
-        if not bool((self.schedule.table.kind == Kind.STEP).any()):
+        if not self.updates:
             return 1.0
         sizes = FormSizes(float(self.layout.pipeline), float(self.layout.microbatches), 1.0, 1.0, 1.0, 1.0, 1.0)
         return float(closed_form(self.layout.schedule).copies(sizes))

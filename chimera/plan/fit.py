@@ -16,7 +16,7 @@ from chimera.plan.fit_columns import RowColumns
 
 __all__ = ["DEVICE_CONSTANTS", "SOFTWARE_CONSTANTS", "Fitted", "Goal", "fit_constants", "simplex"]
 
-Array = NDArray[np.float64]
+_Array = NDArray[np.float64]
 
 DEVICE_CONSTANTS: Final[Mapping[str, tuple[float, str]]] = {
     "matrix_efficiency": (0.86, "share of the peak rate of products"),
@@ -53,7 +53,7 @@ class Goal:
     maximum: float
     eighth_decile: float | None = None
 
-    def cost(self, error: Array) -> float:
+    def cost(self, error: _Array) -> float:
         """Return how far the errors (in percent, of all rows) are from the goal: 1 and more per figure missed."""
         own = error[self.rows]
         figures = [
@@ -99,7 +99,7 @@ def fit_constants(
         [DEVICE_CONSTANTS[name][0] if base == "device" else SOFTWARE_CONSTANTS[name][0] for base, name in names]
     )
 
-    def fitted(point: Array) -> Fitted:
+    def fitted(point: _Array) -> Fitted:
         values = origin * np.exp(point)
         software: dict[str, dict[str, float]] = {base: {} for base in columns.names}
         device = {}
@@ -112,7 +112,7 @@ def fit_constants(
 
     most = np.array([_MOST.get(name, 1e300) for _, name in names])
 
-    def cost(point: Array) -> float:
+    def cost(point: _Array) -> float:
         constants = fitted(point)
         ratio = columns.predict(constants.device, constants.software) / columns.seconds
         error = 100 * np.abs(np.clip(ratio, 0.1, 10.0) - 1)
@@ -126,7 +126,7 @@ def fit_constants(
         known = [start.device[name] if base == "device" else start.software[base][name] for base, name in names]
         point = np.log(np.array(known) / origin)
     for restart in range(restarts):
-        point = simplex(cost, point, size=0.15 if restart == 0 else 0.07, steps=steps)
+        point = simplex(cost, point, size=max(0.3 / 2**restart, 0.07), steps=steps)
     return fitted(point)
 
 
@@ -134,7 +134,7 @@ _PULL: Final = 3e-3
 _WALL: Final = 1e4
 
 
-def simplex(cost: Callable[[Array], float], start: Array, *, size: float, steps: int) -> Array:
+def simplex(cost: Callable[[_Array], float], start: _Array, *, size: float, steps: int) -> _Array:
     """Return the point of least cost that a simplex of edge ``size`` at ``start`` finds in at most ``steps`` moves.
 
     Reflection, expansion, contraction and shrinkage with the usual coefficients 1, 2, ½, ½ (Nelder and Mead 1965).

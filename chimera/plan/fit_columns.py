@@ -22,7 +22,7 @@ from chimera.plan.tables import MeasuredRow
 
 __all__ = ["RowColumns", "row_columns"]
 
-Array = NDArray[np.float64]
+_Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,20 +48,20 @@ class RowColumns:
 
     dims: Dims
     sharing: Sharing
-    vocab: Array
+    vocab: _Array
     distinct: NDArray[np.intp]
-    microbatch: Array
+    microbatch: _Array
     grid: Grid
-    blocks: Array
-    parameters: Array
-    tied: Array
+    blocks: _Array
+    parameters: _Array
+    tied: _Array
     rates: Rates
-    seconds: Array
+    seconds: _Array
     software: NDArray[np.intp]
     names: tuple[str, ...]
-    reduced_bytes: Array
+    reduced_bytes: _Array
 
-    def predict(self, device: Mapping[str, float], software: Mapping[str, Mapping[str, float]]) -> Array:
+    def predict(self, device: Mapping[str, float], software: Mapping[str, Mapping[str, float]]) -> _Array:
         """Return the predicted seconds of each row under the given constants."""
         rates = self.rates._replace(**device)
         factor, penalty, hop = (
@@ -175,7 +175,7 @@ def _spread(times: LayerTimes, distinct: NDArray[np.intp]) -> LayerTimes:
     return LayerTimes(*(np.asarray(column)[distinct] for column in times))
 
 
-def _at(column: object, rows: NDArray[np.intp]) -> Array:
+def _at(column: object, rows: NDArray[np.intp]) -> _Array:
     """Return a column at some rows; a single number stays one."""
     values = np.asarray(column, np.float64)
     return values[rows] if values.ndim else values

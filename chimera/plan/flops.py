@@ -37,7 +37,7 @@ def step_flops(shape: ModelShape, *, global_batch: int, recompute: Recompute = "
 
     >>> gpt = ModelShape(family="gpt", hidden=12288, layers=96, heads=96, vocab=51200, seq=2048)
     >>> h, l, s, V = 12288, 96, 2048, 51200
-    >>> step_flops(gpt, global_batch=1) / (72 * l * s * h**2 * (1 + s / (6 * h) + V / (12 * l * h)))
+    >>> round(step_flops(gpt, global_batch=1) / (72 * l * s * h**2 * (1 + s / (6 * h) + V / (12 * l * h))), 12)
     1.0
     """
     again = 0.0

@@ -39,7 +39,7 @@ class FormSizes(NamedTuple):
         return self.forward + self.backward
 
 
-Ends = Literal["apart", "together", "shared"]
+_Ends = Literal["apart", "together", "shared"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class ClosedForm:
     copies: Callable[[FormSizes], Number] = lambda _: 1.0
     hops: Callable[[FormSizes], Number] = lambda x: 2 * (x.ranks - 1)
     steady_hops: Callable[[FormSizes], Number] = lambda _: 0.0
-    ends: Ends = "apart"
+    ends: _Ends = "apart"
 
 
 def _up_to(limit: Callable[[FormSizes], Number]) -> Callable[[FormSizes], Number]:
@@ -78,20 +78,22 @@ def _steady_1f1b(x: FormSizes) -> Number:
 
 
 def _hops_interleaved(x: FormSizes) -> Number:
-    return np.where(
-        np.asarray(x.chunks) > 1, np.maximum(2 * (x.ranks * x.chunks - 1) - x.ranks, 0.0), _hops_1f1b(x)
-    )
+    looped = np.maximum(2 * (x.ranks * x.chunks - 1) - x.ranks, 0.0)
+    hops: Number = np.where(np.asarray(x.chunks) > 1, looped, _hops_1f1b(x))
+    return hops
 
 
 def _steady_interleaved(x: FormSizes) -> Number:
-    return np.where(np.asarray(x.chunks) > 1, 0.0, _steady_1f1b(x))
+    hops: Number = np.where(np.asarray(x.chunks) > 1, 0.0, _steady_1f1b(x))
+    return hops
 
 
 def _bubble_chimera(x: FormSizes) -> Number:
     """Return the idle time of units of p micro-batches in a row (Li and Hoefler 2021, §3.5, for the first)."""
     per_unit = np.maximum(x.ranks / x.pairs - 2, 0.0)
     more_units = np.maximum(np.ceil(x.microbatches / x.ranks) - 1, 0.0)
-    return per_unit * (x.backward + more_units * np.maximum(x.backward - x.forward, 0.0))
+    bubble: Number = per_unit * (x.backward + more_units * np.maximum(x.backward - x.forward, 0.0))
+    return bubble
 
 
 def _bubble_gems(x: FormSizes) -> Number:
@@ -155,9 +157,7 @@ FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
             activations=_up_to(lambda x: 2 * x.ranks - 1),
         ),
         "interleaved-zb": ClosedForm(
-            bubble=lambda x: (
-                (x.ranks - 1) * np.maximum(x.forward + x.input_grad - x.weight_grad, x.forward) / x.chunks
-            ),
+            bubble=lambda x: (x.ranks - 1) * np.maximum(x.forward + x.input_grad - x.weight_grad, x.forward) / x.chunks,
             activations=_up_to(lambda x: x.ranks),
         ),
         "zb-v": ClosedForm(
@@ -182,9 +182,7 @@ FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
             ends="shared",
         ),
         "dualpipev": ClosedForm(
-            bubble=lambda x: (
-                (x.ranks - 1) / 2 * np.maximum(x.total + x.backward - 3 * x.weight_grad, x.forward)
-            ),
+            bubble=lambda x: (x.ranks - 1) / 2 * np.maximum(x.total + x.backward - 3 * x.weight_grad, x.forward),
             activations=lambda x: x.ranks + 0.5,
             ends="together",
         ),

@@ -11,7 +11,7 @@ import numpy as np
 from chimera.plan.dims import Number
 from chimera.plan.hardware import Cluster
 
-__all__ = ["Rates", "all_reduce_s", "alignment", "host_bound", "memory_s", "product_s", "rates_of"]
+__all__ = ["Rates", "alignment", "all_reduce_s", "host_bound", "memory_s", "product_s", "rates_of"]
 
 _TILES: Final = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 """Parts of its output that a product is cut into, one for a multiprocessor at a time; the library takes the best."""
@@ -117,7 +117,7 @@ def memory_s(rates: Rates, moved_bytes: Number, kernels: float) -> Number:
     return moved_bytes / rates.memory_rate + kernels * _KERNEL_S
 
 
-def host_bound(rates: Rates, device_s: Number, operations: float) -> Number:
+def host_bound(rates: Rates, device_s: Number, operations: Number) -> Number:
     """Return the time of ``operations`` that take ``device_s`` if the host can launch them fast enough."""
     host = operations * rates.launch_s
     time: Number = (device_s**_HOST_SMOOTHING + host**_HOST_SMOOTHING) ** (1 / _HOST_SMOOTHING)

@@ -176,7 +176,9 @@ def _block_products(rates: Rates, dims: Dims, sharing: Sharing) -> _Products:
             (sharing.microbatch * dims.cross_seq, 2 * dims.kv / t, h),
             (tokens, h, dims.query / t),
         ]
-    forward = input_grad = weight_grad = 0.0
+    forward: Number = 0.0
+    input_grad: Number = 0.0
+    weight_grad: Number = 0.0
     for rows, columns, depth in sizes:
         forward = forward + product_s(rates, rows, columns, depth)
         input_grad = input_grad + product_s(rates, rows, depth, columns)
@@ -189,7 +191,8 @@ def _core_products(rates: Rates, dims: Dims, sharing: Sharing) -> tuple[Number, 
     s, width = dims.seq, dims.head_width
     batch = sharing.microbatch * dims.heads / sharing.tensor
     looked_at = [s] + ([dims.cross_seq] if np.any(dims.cross_seq) else [])
-    forward = backward = 0.0
+    forward: Number = 0.0
+    backward: Number = 0.0
     for keys in looked_at:
         scores = product_s(rates, s, keys, width, batch=batch)
         values = product_s(rates, s, width, keys, batch=batch)

@@ -89,9 +89,7 @@ def head_parameters(shape: ModelShape, *, vocab: int | None = None) -> LayerPara
 def model_parameters(shape: ModelShape) -> int:
     """Return the parameters of a whole model, a tied one counted once.
 
-    >>> model_parameters(
-    ...     ModelShape(family="gpt", hidden=1280, layers=64, heads=20, vocab=50257, seq=1024, tied=False)
-    ... )
+    >>> model_parameters(ModelShape(family="gpt", hidden=1280, layers=64, heads=20, vocab=50257, seq=1024, tied=False))
     1389327360
     """
     blocks = sum(float(dims.blocks * block_parameters(dims).total) for dims in dims_of(shape))

@@ -101,7 +101,9 @@ def pipeline_s(
     )
     # Ranks before the last wait for a round trip, which a last rank with much more work of its own hides.
     waiting = np.where(alone, 0.0, form.steady_hops(sizes) * hop_s)
-    heaviest = middle + (np.maximum(embedding.total_s * ~alone + waiting, own) if form.ends == "apart" else own + waiting)
+    heaviest = middle + (
+        np.maximum(embedding.total_s * ~alone + waiting, own) if form.ends == "apart" else own + waiting
+    )
     time: Number = m * heaviest + form.bubble(sizes) + np.where(alone, 0.0, form.hops(sizes) * hop_s)
     return time
 

@@ -17,7 +17,17 @@ from chimera.ir.files import read_text
 from chimera.plan.layout import Layout, Recompute
 from chimera.plan.shape import ModelShape
 
-__all__ = ["TABLES", "Machine", "MeasuredRow", "inconsistent", "measured_table", "published_table", "read_columns"]
+__all__ = [
+    "FOUR_ADAPTERS",
+    "SELENE",
+    "TABLES",
+    "Machine",
+    "MeasuredRow",
+    "inconsistent",
+    "measured_table",
+    "published_table",
+    "read_columns",
+]
 
 
 class Machine(NamedTuple):
@@ -188,7 +198,9 @@ def measured_table(path: str | Path) -> tuple[MeasuredRow, ...]:
     missing = [name for name in _MEASURED_COLUMNS if name not in lines[0]]
     if missing:
         raise FormatError(f"{path}: lacks {', '.join(missing)}; needed: columns {', '.join(_MEASURED_COLUMNS)}")
-    one_node = max(_number(path, number, line, "gpus") for number, line in enumerate(lines, 2)) <= FOUR_ADAPTERS.node_size
+    one_node = (
+        max(_number(path, number, line, "gpus") for number, line in enumerate(lines, 2)) <= FOUR_ADAPTERS.node_size
+    )
     return tuple(_measured_row(path, number, line, one_node=one_node) for number, line in enumerate(lines, 2))
 
 
@@ -246,7 +258,9 @@ def inconsistent(rows: tuple[MeasuredRow, ...], *, low: float = 0.87, high: floa
     found = set()
     for i, one in enumerate(rows):
         for j, other in enumerate(rows):
-            if one.layout.microbatch < other.layout.microbatch and _without_microbatch(one) == _without_microbatch(other):
+            if one.layout.microbatch < other.layout.microbatch and _without_microbatch(one) == _without_microbatch(
+                other
+            ):
                 ratio = _without_bubble(other) / _without_bubble(one)
                 if ratio > high:
                     found.add(j)

@@ -41,9 +41,7 @@ def _draw(axes: Any, result: TableResult) -> None:
     ends = np.array([min(published.min(), predicted.min()) * 0.8, max(published.max(), predicted.max()) * 1.25])
     for percent, width in ((0, 0.9), (5, 0.5), (10, 0.5)):
         for sign in (-1, 1):
-            axes.plot(
-                ends, ends * (1 + sign * percent / 100), color=_LINE, linewidth=width, zorder=1
-            )
+            axes.plot(ends, ends * (1 + sign * percent / 100), color=_LINE, linewidth=width, zorder=1)
     axes.scatter(published, predicted, s=9, color=_POINT, linewidths=0, zorder=2)
     errors = result.errors
     axes.set(
