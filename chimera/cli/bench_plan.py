@@ -19,6 +19,7 @@ from chimera.plan.hardware_file import read_device, read_software
 from chimera.plan.planning import DEFAULT_SOFTWARE, plan
 from chimera.plan.search.bounds import quick
 from chimera.plan.search.model_pricing import ModelPricing
+from chimera.plan.search.searching import prices_by_routes
 from chimera.plan.search.skeleton import traits
 from chimera.plan.search.space import Grid, Reason, SearchSpace, grids
 from chimera.plan.shape import ModelShape
@@ -142,7 +143,7 @@ def bounds_per_second() -> float:
 
 def _bound_all(pricing: ModelPricing, grid: Grid) -> int:
     known = [traits(variant, grid.pipeline) for variant in grid.variants]
-    prices = {routes: pricing.prices(grid.choices(routes)) for routes in {each.routes for each in known}}
+    prices = prices_by_routes(pricing, grid, known)
     bounds = quick(
         known,
         [prices[each.routes] for each in known],

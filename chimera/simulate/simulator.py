@@ -8,6 +8,7 @@ both its halves are ready and gives both results at its end. Whether memory or m
 is not asked here but in ``ir.checks``.
 """
 
+import sys
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -28,6 +29,9 @@ __all__ = ["COMPILED_FROM_ROWS", "CostModel", "simulate"]
 
 COMPILED_FROM_ROWS: Final = 100_000
 """Programs of at least so many rows are worth the import of numba."""
+
+_COMPILED_ONCE_LOADED_FROM_ROWS: Final = 1_000
+"""Programs of at least so many rows run compiled where numba has been imported anyway."""
 
 _NO_PHASE: Final = -1
 
@@ -74,7 +78,7 @@ def simulate(
     _refuse_foreign_numbers(schedule, table)
     problem = _problem(schedule, table, resolved)
     progress = _progress(schedule, table)
-    if len(table) >= COMPILED_FROM_ROWS if compiled is None else compiled:
+    if _worth_compiled(len(table)) if compiled is None else compiled:
         from chimera.simulate.compiled import run
 
         rows_done = run(problem, progress)
@@ -99,6 +103,11 @@ def simulate(
         held_for_weight_grad=resolved.held_for_weight_grad,
         microbatch_to_route=schedule.microbatch_to_route,
     )
+
+
+def _worth_compiled(rows: int) -> bool:
+    loaded = "chimera.simulate.compiled" in sys.modules
+    return rows >= (_COMPILED_ONCE_LOADED_FROM_ROWS if loaded else COMPILED_FROM_ROWS)
 
 
 def _refuse_foreign_numbers(schedule: Schedule, table: Table) -> None:

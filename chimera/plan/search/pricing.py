@@ -5,7 +5,7 @@ or less, so that a bound made of them never rejects a layout that would have won
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,10 @@ class Prices:
     embedding_state_bytes: Floats
     head_state_bytes: Floats
     usable_bytes: Floats
+
+    def at(self, *index: Any) -> "Prices":
+        """Return the prices of some choices, indexed by the last axes."""
+        return Prices(*(getattr(self, name)[(..., *index)] for name in Prices.__slots__))
 
 
 class Pricing(Protocol):

@@ -7,7 +7,7 @@ layout is simulated. As soon as the k-th best of the simulated beats every bound
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,7 +26,7 @@ from chimera.plan.search.variants import MAX_SEARCHED_RANKS
 from chimera.plan.shape import ModelShape
 from chimera.schedules import SCHEDULES
 
-__all__ = ["Outcome", "least_bytes", "search_layouts"]
+__all__ = ["Outcome", "least_bytes", "prices_by_routes", "search_layouts"]
 
 _CANDIDATES: Final = 24
 """Layouts with the least memory by their bounds that are estimated, if none fits."""
@@ -66,8 +66,7 @@ class _Bounded:
 
     def prices_of(self, variant: int, b: int) -> Prices:
         """Return the prices over [switch]."""
-        prices = self.prices[self.traits[variant].routes]
-        return Prices(*(getattr(prices, name)[..., b, :] for name in Prices.__slots__))
+        return self.prices[self.traits[variant].routes].at(b, slice(None))
 
 
 def search_layouts(
@@ -118,6 +117,13 @@ def least_bytes(
     return np.inf if closest is None else closest.peak_bytes
 
 
+def prices_by_routes(pricing: Pricing, grid: Grid, known: Sequence[Traits]) -> Mapping[int, Prices]:
+    """Return the prices of a grid over [b, switch], for each number of routes that its schedules have."""
+    routes = sorted({each.routes for each in known})
+    prices = pricing.prices(grid.choices(routes))
+    return {count: prices.at(place, slice(None), slice(None)) for place, count in enumerate(routes)}
+
+
 def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Reason]) -> _Bounded | None:
     """Bound a grid from the placements of its schedules; those that cannot take p are left out."""
     known: list[Traits] = []
@@ -140,7 +146,7 @@ def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Re
     if not kept:
         return None
     grid = Grid(grid.tensor, grid.pipeline, grid.data, grid.global_batch, tuple(kept), grid.microbatch, grid.switches)
-    by_routes = {routes: pricing.prices(grid.choices(routes)) for routes in {each.routes for each in known}}
+    by_routes = prices_by_routes(pricing, grid, known)
     bounds = quick(
         known,
         [by_routes[each.routes] for each in known],
@@ -153,7 +159,7 @@ def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Re
     usable = next(iter(by_routes.values())).usable_bytes
     divides = np.array([[[shape.num_blocks % each.num_stages == 0]] for each in known]) | ~grid.equal()
     # Replicas of one are not shared out.
-    shared = np.array([[[each.routes * grid.data > 1]] for each in known]) | ~grid.choices(1).sharded[None]
+    shared = np.array([[[each.routes * grid.data > 1]] for each in known]) | ~grid.choices([1]).sharded
     possible = np.broadcast_to(divides & shared, bounds.time_s.shape)
     fits = bounds.memory_bytes <= usable
     rejected[Reason.SAME] += int((~possible).sum())
@@ -241,7 +247,7 @@ class _Search:
         switches = [switch for switch in cuts if switch not in same]
         if not switches:
             return
-        chosen = Prices(*(getattr(prices, name)[..., switches] for name in Prices.__slots__))
+        chosen = prices.at(switches)
         bounds = tight(found, chosen, np.array([cuts[s] for s in switches]), chunks=grid.variants[variant].chunks or 1)
         floor = each.bounds.time_s[variant, b, switches]
         for place, switch in enumerate(switches):

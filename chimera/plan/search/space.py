@@ -5,7 +5,7 @@ reason, in the same unit: layouts.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import product
@@ -139,16 +139,16 @@ class Grid:
         """Return m for micro-batches of ``b`` sequences."""
         return self.global_batch // (self.data * b)
 
-    def choices(self, routes: int) -> Choices:
-        """Return the choices over [b, switch] of schedules with so many routes."""
-        columns = [np.array(column)[None, :] for column in zip(*self.switches, strict=True)]
-        size = np.ones((1, 1), np.int64)
+    def choices(self, routes: Sequence[int]) -> Choices:
+        """Return the choices over [route, b, switch] of schedules with so many routes."""
+        columns = [np.array(column)[None, None, :] for column in zip(*self.switches, strict=True)]
+        size = np.ones((1, 1, 1), np.int64)
         return Choices(
             tensor=size * self.tensor,
             pipeline=size * self.pipeline,
             data=size * self.data,
-            microbatch=np.array(self.microbatch, np.int64)[:, None],
-            routes=size * routes,
+            microbatch=np.array(self.microbatch, np.int64)[None, :, None],
+            routes=np.array(routes, np.int64)[:, None, None],
             recompute=columns[0],
             sequence_parallel=columns[1],
             sharded=columns[2],
