@@ -31,13 +31,6 @@ from chimera.schedules import build_schedule
 from chimera.tensor.vocabulary import Vocabulary
 from chimera.train.families import family_of, layers_of
 
-transformers: Any
-try:
-    transformers = import_module("transformers")
-except ImportError:
-    # Of the dependency group "parity"; who asks for the comparison is told so.
-    transformers = None
-
 __all__ = ["BlockRow", "TrainRow", "bench_train", "measure_blocks", "measure_model"]
 
 _MASKED: Final = 0.15
@@ -209,10 +202,12 @@ def _our_step(config: TransformerConfig, batch: dict[str, Tensor]) -> _Step:
 
 
 def _their_step(config: TransformerConfig, batch: dict[str, Tensor]) -> _Step:
-    if transformers is None:
+    try:
+        transformers: Any = import_module("transformers")
+    except ImportError:
         raise UsageError(
             "bench train compares with transformers, which is not installed; install the dependency group parity"
-        )
+        ) from None
     settings = huggingface_settings(config)
     made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     is_gpt = isinstance(config, GptConfig)

@@ -1,6 +1,8 @@
 """``chimera bench train`` times ours and transformers' steps by turns, and refuses what it cannot measure."""
 
+import contextlib
 import importlib
+import sys
 import warnings
 
 import pytest
@@ -15,18 +17,18 @@ TINY = {"vocab_size": 60, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "m
 
 @pytest.fixture
 def bench():
-    """Import the module, which imports transformers, whose warnings are not ours."""
+    """Import the module, and first transformers where it is installed, whose warnings are not ours."""
     torch.set_num_threads(1)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), contextlib.suppress(ImportError):
         warnings.simplefilter("ignore")
-        return importlib.import_module("chimera.cli.bench_train")
+        importlib.import_module("transformers")
+    return importlib.import_module("chimera.cli.bench_train")
 
 
 @pytest.mark.parametrize("config", [GptConfig(**TINY), BertConfig(**TINY)], ids=["gpt", "bert"])
 def test_both_sides_are_measured(bench, config):
     """Medians of both are there, and the ratio is theirs over ours."""
-    if bench.transformers is None:
-        pytest.skip("transformers is not installed (dependency group 'parity')")
+    pytest.importorskip("transformers", reason="transformers is not installed (dependency group 'parity')")
     row = bench.measure_model("tiny", config, samples=2, length=8, runs=2)
     assert (row.model, row.runs) == ("tiny", 2)
     assert row.ratio == pytest.approx(row.transformers_s / row.ours_s)
@@ -35,7 +37,7 @@ def test_both_sides_are_measured(bench, config):
 
 def test_the_comparison_needs_transformers(bench, monkeypatch):
     """Without the package the dependency group is named."""
-    monkeypatch.setattr(bench, "transformers", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError, match="install the dependency group parity"):
         bench.measure_model("tiny", GptConfig(**TINY), samples=1, length=8, runs=1)
 
