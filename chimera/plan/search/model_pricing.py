@@ -182,7 +182,10 @@ class _Work:
             )
             for stack in self.stacks
         )
-        return sum(kept, np.zeros(1))
+        total: Floats = np.zeros(1)
+        for part in kept:
+            total = total + part
+        return total
 
     @cached_property
     def kept_by_head(self) -> Floats:

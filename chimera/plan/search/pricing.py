@@ -15,7 +15,7 @@ from chimera.plan.layout import Layout
 
 __all__ = ["Choices", "Floats", "Prices", "Pricing"]
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
