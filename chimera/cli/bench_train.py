@@ -31,12 +31,12 @@ from chimera.schedules import build_schedule
 from chimera.tensor.vocabulary import Vocabulary
 from chimera.train.families import family_of, layers_of
 
-transformers: Any
+_peer: Any
 try:
-    transformers = import_module("transformers")
+    _peer = import_module("transformers")
 except ImportError:
     # Of the dependency group "parity"; who asks for the comparison is told so.
-    transformers = None
+    _peer = None
 
 __all__ = ["BlockRow", "TrainRow", "bench_train", "measure_blocks", "measure_model"]
 
@@ -209,14 +209,14 @@ def _our_step(config: TransformerConfig, batch: dict[str, Tensor]) -> _Step:
 
 
 def _their_step(config: TransformerConfig, batch: dict[str, Tensor]) -> _Step:
-    if transformers is None:
+    if _peer is None:
         raise UsageError(
             "bench train compares with transformers, which is not installed; install the dependency group parity"
         )
     settings = huggingface_settings(config)
-    made = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    made = _peer.AutoConfig.for_model(settings.pop("model_type"), **settings)
     is_gpt = isinstance(config, GptConfig)
-    model = (transformers.GPT2LMHeadModel if is_gpt else transformers.BertForPreTraining)(made).train()
+    model = (_peer.GPT2LMHeadModel if is_gpt else _peer.BertForPreTraining)(made).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:

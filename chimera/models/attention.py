@@ -19,7 +19,7 @@ from chimera.tensor.parallel_linear import ColumnParallelLinear, RowParallelLine
 from chimera.tensor.recompute import RecomputesCore, recomputed
 from chimera.tensor.sharding import even_segments
 
-__all__ = ["CrossAttention", "SelfAttention", "later_positions"]
+__all__ = ["Attention", "CrossAttention", "SelfAttention", "later_positions"]
 
 
 class Attention(nn.Module, RecomputesCore):

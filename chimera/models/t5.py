@@ -34,7 +34,7 @@ from chimera.tensor.parallel import ALONE, TensorParallel
 from chimera.tensor.sharding import draw_normal, mark_copies
 from chimera.tensor.vocabulary import Vocabulary, VocabularyEmbedding
 
-__all__ = ["T5Bridge", "T5Config", "T5DecoderBlock", "T5Embeddings", "T5EncoderBlock", "T5Head", "t5_layers"]
+__all__ = ["T5Block", "T5Bridge", "T5Config", "T5DecoderBlock", "T5Embeddings", "T5EncoderBlock", "T5Head", "t5_layers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

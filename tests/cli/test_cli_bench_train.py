@@ -25,7 +25,7 @@ def bench():
 @pytest.mark.parametrize("config", [GptConfig(**TINY), BertConfig(**TINY)], ids=["gpt", "bert"])
 def test_both_sides_are_measured(bench, config):
     """Medians of both are there, and the ratio is theirs over ours."""
-    if bench.transformers is None:
+    if bench._peer is None:
         pytest.skip("transformers is not installed (dependency group 'parity')")
     row = bench.measure_model("tiny", config, samples=2, length=8, runs=2)
     assert (row.model, row.runs) == ("tiny", 2)
@@ -35,7 +35,7 @@ def test_both_sides_are_measured(bench, config):
 
 def test_the_comparison_needs_transformers(bench, monkeypatch):
     """Without the package the dependency group is named."""
-    monkeypatch.setattr(bench, "transformers", None)
+    monkeypatch.setattr(bench, "_peer", None)
     with pytest.raises(UsageError, match="install the dependency group parity"):
         bench.measure_model("tiny", GptConfig(**TINY), samples=1, length=8, runs=1)
 
