@@ -59,8 +59,8 @@ _HEADINGS = (
 _LEGEND = (
     "t tensor, p pipeline, d data parallel, b sequences of a micro-batch, m micro-batches; TFLOP/s and MFU count the "
     "model's operations, not what is run again; bubble: idle time of the pipeline's part; peak: on the rank that holds "
-    "most; sent: messages of a step by the rank that sends most. * in a new order of the schedule's computations; ~ with "
-    "different numbers of blocks."
+    "most; sent: messages of a step by the rank that sends most. * in a new order of the schedule's computations; ~ "
+    "with different numbers of blocks."
 )
 
 
