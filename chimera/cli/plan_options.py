@@ -81,6 +81,10 @@ class _Space:
     """values of d"""
     microbatch: _Sizes = None
     """values of b"""
+    chunks: _Sizes = None
+    """values of v, for schedules that take it"""
+    pairs: _Sizes = None
+    """values of f, for schedules that take it"""
     recompute: _Modes = None
     """what the backward may run again: none, selective, full"""
     sequence_parallel: _Switch = None
@@ -101,6 +105,8 @@ class _Space:
             pipeline=self.pipeline,
             data=self.data,
             microbatch=self.microbatch,
+            chunks=self.chunks,
+            pairs=self.pairs,
             recompute=self.recompute,
             sequence_parallel=_only(self.sequence_parallel),
             sharded=_only(self.sharded),

@@ -57,6 +57,8 @@ class SearchSpace:
         pipeline: values of p.
         data: values of d.
         microbatch: values of b.
+        chunks: values of v, for schedules that take it.
+        pairs: values of f, for schedules that take it.
         recompute: what the backward may run again.
         sequence_parallel: whether it may be on, off or either.
         sharded: whether optimizer states may be sharded, not, or either.
@@ -71,6 +73,8 @@ class SearchSpace:
     pipeline: tuple[int, ...] | None = None
     data: tuple[int, ...] | None = None
     microbatch: tuple[int, ...] | None = None
+    chunks: tuple[int, ...] | None = None
+    pairs: tuple[int, ...] | None = None
     recompute: tuple[Recompute, ...] | None = None
     sequence_parallel: tuple[bool, ...] | None = None
     sharded: tuple[bool, ...] | None = None
@@ -89,7 +93,7 @@ class SearchSpace:
                 raise ConfigError(
                     f"--recompute {mode}: unknown{nearest_names(mode, RECOMPUTES)}; needed: {', '.join(RECOMPUTES)}"
                 )
-        for option in ("tensor", "pipeline", "data", "microbatch"):
+        for option in ("tensor", "pipeline", "data", "microbatch", "chunks", "pairs"):
             if any(size < 1 for size in getattr(self, option) or ()):
                 raise ConfigError(f"--{option} {getattr(self, option)}: needed: whole numbers of at least 1")
 
@@ -102,6 +106,11 @@ class SearchSpace:
     def names(self) -> tuple[str, ...]:
         """Schedules that are tried."""
         return self.all_schedules() if self.schedules is None else self.schedules
+
+    def takes(self, variant: Variant) -> bool:
+        """Return whether a variant's sizes are among those that are given."""
+        chunks, pairs = self.chunks or (variant.chunks,), self.pairs or (variant.pairs,)
+        return variant.chunks in (None, *chunks) and variant.pairs in (None, *pairs)
 
     @property
     def given(self) -> Mapping[str, object]:
@@ -190,7 +199,7 @@ def grids(
         for pipeline in space.pipeline or divisors(devices // tensor):
             if devices % (tensor * pipeline) or (data := devices // (tensor * pipeline)) not in (space.data or (data,)):
                 continue
-            found = tuple(variants(pipeline, shape.num_blocks, names=space.names))
+            found = tuple(each for each in variants(pipeline, shape.num_blocks, names=space.names) if space.takes(each))
             switches = _switches(cluster, tensor, pipeline, space)
             sizes = _microbatch_sizes(global_batch, data, space)
             count = len(found) * len(switches) * max(len(sizes), 1)
