@@ -11,13 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from chimera.plan.search.pricing import Prices
+from chimera.plan.search.pricing import Floats, Prices
 from chimera.plan.search.skeleton import Skeleton, Traits
 
 __all__ = ["Bounds", "quick", "tight"]
-
-Floats = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from chimera.plan.estimate import Estimate
 from chimera.plan.layout import Layout
 
-__all__ = ["Choices", "Prices", "Pricing"]
+__all__ = ["Choices", "Floats", "Prices", "Pricing"]
 
 Floats = NDArray[np.float64]
+"""An array of numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -31,7 +31,7 @@ __all__ = ["Outcome", "least_bytes", "prices_by_routes", "search_layouts"]
 _CANDIDATES: Final = 24
 """Layouts with the least memory by their bounds that are estimated, if none fits."""
 
-Place = tuple[int, int, int]
+_Place = tuple[int, int, int]
 """Of a layout in its grid: variant, b, switch."""
 
 
@@ -180,7 +180,7 @@ class _Search:
         self._bounded = bounded
         self._rejected = rejected
         self._top = top
-        self._waiting: list[tuple[float, int, Place]] = []
+        self._waiting: list[tuple[float, int, _Place]] = []
         self._best: list[Estimate] = []
 
     def run(self) -> list[Estimate]:
@@ -205,7 +205,7 @@ class _Search:
         """Return the time that a layout has to beat."""
         return self._best[-1].step_s if len(self._best) == self._top else np.inf
 
-    def _by_bound(self) -> Iterator[tuple[float, int, Place]]:
+    def _by_bound(self) -> Iterator[tuple[float, int, _Place]]:
         """Yield the layouts that fit by their first bound, least first."""
         times = np.concatenate([each.bounds.time_s.ravel() for each in self._bounded] or [np.empty(0)])
         starts = np.cumsum([0, *(each.bounds.time_s.size for each in self._bounded)])
@@ -263,7 +263,7 @@ class _Search:
     def _cut(self, each: _Bounded, variant: int, prices: Prices, switch: int) -> tuple[int, ...]:
         return _cut(self._shape.num_blocks, each.traits[variant].num_stages, prices, switch, each.grid)
 
-    def _simulate(self, number: int, place: Place) -> None:
+    def _simulate(self, number: int, place: _Place) -> None:
         """Estimate a layout in full and keep it where it is among the best."""
         each = self._bounded[number]
         variant, b, switch = place
@@ -293,7 +293,7 @@ def _cut(blocks: int, num_stages: int, prices: Prices, switch: int, grid: Grid) 
 
 def _closest(shape: ModelShape, pricing: Pricing, bounded: list[_Bounded]) -> Estimate | None:
     """Return, of the layouts with the least memory by their bounds, the one that needs least; None without any."""
-    found: list[tuple[float, int, Place]] = []
+    found: list[tuple[float, int, _Place]] = []
     for number, each in enumerate(bounded):
         memory = each.bounds.memory_bytes
         for index in np.argsort(memory, axis=None)[:_CANDIDATES].tolist():
