@@ -55,10 +55,7 @@ class _Cluster:
         """
         device = read_device(self.device)
         if self.memory is not None:
-            _, size = bytes_or_units(self.memory)
-            if size is None:
-                raise UsageError(f"--memory {self.memory}: needed: bytes, as 40GiB or 80GB")
-            device = replace(device, memory_bytes=int(size))
+            device = replace(device, memory_bytes=_bytes(self.memory))
         return Cluster.of(
             device,
             self.gpus,
@@ -113,6 +110,16 @@ class _Space:
             # An uneven cut may be left out; an equal one may not divide.
             uneven=None if self.uneven is not False else (False,),
         )
+
+
+def _bytes(text: str) -> int:
+    try:
+        _, size = bytes_or_units(text)
+    except UsageError:
+        size = None
+    if size is None or size < 1:
+        raise UsageError(f"--memory {text}: needed: a number of bytes with its unit, as 40GiB or 80GB")
+    return int(size)
 
 
 def _only(value: _Value | None) -> tuple[_Value, ...] | None:

@@ -16,6 +16,7 @@ from chimera.plan.layout import Layout
 __all__ = ["Choices", "Floats", "Prices", "Pricing"]
 
 Floats = NDArray[np.floating[Any]]
+"""An array of numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,107 @@
+"""``chimera plan`` and ``plan memory``: the page, the JSON document, the files, the refusals."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from chimera.cli.main import main
+from chimera.train.config_file import load_config
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+BERT = str(CONFIGS / "bert-base.toml")
+QUICK = ["--gpus", "8", "--global-batch", "64", "--schedules", "1f1b", "chimera", "--tensor", "1", "--pipeline", "2", "4"]
+
+
+@pytest.fixture
+def gpt(tmp_path):
+    path = tmp_path / "config.json"
+    sizes = {"n_embd": 1024, "n_layer": 12, "n_head": 16, "n_positions": 1024, "vocab_size": 50257}
+    path.write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    return str(path)
+
+
+def test_a_plan_as_a_page(gpt, capsys):
+    """The page ranks the plans and says why the first is first, what limits it, what each choice is worth."""
+    assert main(["plan", gpt, *QUICK, "--tokens", "1e9", "--price", "2", "--top", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("gpt, 12 blocks of 1,024, 1,024 tokens, on 8 × NVIDIA A100 SXM4 80 GB in nodes of 8; 64 sequences")
+    for words in ("The first beats the second by", "of the step is the blocks' own work", "One choice changed", "and cost"):
+        assert words in out
+
+
+def test_a_plan_as_json(gpt, capsys):
+    """The document holds the plans, fastest first, and counts every layout that is not among them."""
+    assert main(["plan", gpt, *QUICK, "--json", "--tokens", "1e9", "--top", "3"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    times = [each["step_s"] for each in made["plans"]]
+    assert times == sorted(times)
+    assert len(times) == 3
+    assert {each["layout"]["schedule"] for each in made["plans"]} <= {"1f1b", "chimera"}
+    assert all(each["peak_bytes"] < 80e9 for each in made["plans"])
+    assert made["plans"][0]["days"] == pytest.approx(1e9 / made["plans"][0]["tokens_per_s"] / 86400)
+    assert sum(made["rejected"].values()) > made["simulated"]
+
+
+def test_the_first_plan_is_a_configuration_that_train_accepts(tmp_path, capsys):
+    """--out writes the configuration the plan was asked for, with the plan's sizes in it; train's reader takes it."""
+    out = tmp_path / "planned.toml"
+    argv = ["--recompute", "none", "--sharded", "False", "--out", str(out), "--json"]
+    assert main(["plan", BERT, *QUICK, *argv]) == 0
+    layout = json.loads(capsys.readouterr().out)["plans"][0]["layout"]
+    config = load_config(out)
+    assert config.parallel.pipeline == layout["pipeline"]
+    assert config.parallel.data == layout["data"]
+    assert config.train.microbatch_size == layout["microbatch"]
+    assert config.model == load_config(BERT).model
+    document = tomllib.loads(out.read_text())
+    if document["schedule"]["name"] == layout["schedule"]:
+        assert config.schedule.microbatches == layout["microbatches"]
+    else:
+        assert Path(document["schedule"]["name"]).is_file()
+
+
+def test_a_plan_for_another_system(gpt, capsys):
+    """--export narrows the search to the other system's schedules and prints its flags alone."""
+    assert main(["plan", gpt, "--gpus", "8", "--global-batch", "64", "--pipeline", "4", "--export", "megatron"]) == 0
+    assert capsys.readouterr().out.startswith("--tensor-model-parallel-size ")
+
+
+def test_the_memory_of_a_layout(gpt, tmp_path, capsys):
+    """A row per rank whose parts add up, and a figure over time."""
+    figure = tmp_path / "memory.png"
+    argv = ["plan", "memory", gpt, "--gpus", "8", "--pipeline", "4", "--microbatch", "2"]
+    assert main([*argv, "--json", "--out", str(figure)]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert figure.stat().st_size > 10_000
+    assert len(made["bytes_per_rank"]) == 4
+    for rank in made["bytes_per_rank"]:
+        assert sum(part for name, part in rank.items() if name != "total") == pytest.approx(rank["total"])
+    assert main(argv) == 0
+    assert "It fits:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["--gpus", "12"], 2, "--gpus 12 is not a whole number of nodes of 8; try --gpus 8 or 16"),
+        (["--gpus", "8", "--device", "a100-81"], 2, "no device has this name (did you mean 'a100-80'"),
+        (["--gpus", "8", "--memory", "lots"], 2, "--memory lots: needed: a number of bytes with its unit"),
+        (["--gpus", "8", "--price", "2"], 2, "--price needs --tokens"),
+        (["--gpus", "8", "--global-batch", "6", "--data", "4"], 3, "try --global-batch 4 or 8"),
+        (["--gpus", "8", "--memory", "1GiB", "--global-batch", "8"], 3, "no layout fits"),
+        (["--gpus", "8", "--out", "plan.yaml"], 2, "--out plan.yaml: needed: a file ending in .toml"),
+        (["--gpus", "8", "--schedules", "1f1c"], 2, "--schedules 1f1c: unknown (did you mean '1f1b'"),
+    ],
+)
+def test_bad_input_is_answered(gpt, capsys, argv, code, message):
+    """Wrong options end with 2, questions without an answer with 3, and the message says what to try."""
+    assert main(["plan", gpt, *argv]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_help_shows_the_command_and_not_its_group(capsys):
+    """'plan' is a command and the first word of others; its --help is the command's own."""
+    assert main(["plan", "--help"]) == 0
+    assert "--global-batch" in capsys.readouterr().out
