@@ -29,6 +29,7 @@ class Part:
     count: int
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def draw_key(device: torch.device) -> Tensor:
     """Return a new key, a number from the default generator of ``device``."""
     return torch.randint(2**62, (), device=device)
@@ -52,6 +53,8 @@ def dropout(values: Tensor, p: float, *, training: bool, part: Part | None = Non
     return dropped
 
 
+# A compiler folds the hash's constants into numbers beyond 64 bits, and draws from generators of its own.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def keep_mask(shape: torch.Size, p: float, key: Tensor, part: Part | None = None) -> Tensor:
     """Return which elements of a tensor of ``shape`` stay: each with probability 1 − ``p``, rounded to 2⁻³².
 

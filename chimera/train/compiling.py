@@ -1,7 +1,7 @@
 """``train.compile``: every block of a model compiled by itself, so that any cut into stages and any schedule takes it.
 
-Embeddings and heads stay as they are: they run once, and their shapes change with the number of labels. Random numbers
-are drawn as without compiling, so masks are those of any other run with the same seed.
+Embeddings and heads stay as they are: they run once, and their shapes change with the number of labels. Masks of
+dropout are left out of what is compiled, so they are those of any other run with the same seed.
 """
 
 import shutil
@@ -23,10 +23,9 @@ def compile_blocks(layers: Sequence[nn.Module], *, backend: str = "inductor") ->
         layers: of a model.
         backend: of ``torch.compile``.
     """
-    options = {"fallback_random": True} if backend == "inductor" else None
     blocks = [layer for layer in layers if isinstance(layer, TransformerBlock)]
     for block in blocks:
-        block.compile(backend=backend, options=options)
+        block.compile(backend=backend)
     return len(blocks)
 
 

@@ -212,6 +212,8 @@ def test_a_compiled_run_equals_a_plain_one(folder, tmp_path, family):
     losses = []
     for compiled in ("false", "true"):
         out = tmp_path / compiled
-        run_local(config_of(folder, family, train__steps=3, train__out=out, train__compile=compiled))
+        run_local(
+            config_of(folder, family, train__steps=3, train__out=out, train__compile=compiled, runtime__timeout_s=300)
+        )
         losses.append([row["loss"] for row in read_rows(out / "metrics.jsonl")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
