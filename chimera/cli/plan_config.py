@@ -34,11 +34,6 @@ def ready_config(found: Plans, source: Path, order: Path | None) -> tuple[str, l
     # Reading a configuration needs train's types, which load torch; planning does without.
     from chimera.train.config_file import SECTIONS, make_config, section_types, to_toml
 
-    if found.shape.family != "bert":
-        raise ConfigError(
-            f"--out: 'chimera train' has no configuration of a {found.shape.family} model, only of bert; leave it out, "
-            "or take --export megatron"
-        )
     document: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     if source.suffix == ".toml":
         document |= {name: dict(values) for name, values in read_document(source).items()}
@@ -47,14 +42,15 @@ def ready_config(found: Plans, source: Path, order: Path | None) -> tuple[str, l
     layout, notes = found.best.layout, []
     known = {name: set(section_types(name)) for name in SECTIONS}
     for section, key, value in _choices(layout, order):
-        if key in known[section]:
+        if value is None:
+            document[section].pop(key, None)
+        elif key in known[section]:
             document[section][key] = value
         elif value:
             raise ConfigError(
                 f"--out: 'chimera train' has no option {section}.{key} for {key} = {value}; plan again with "
                 f"--{'tensor 1' if key in {'tensor', 'sequence'} else 'sharded False'}"
             )
-    document["schedule"] = {key: value for key, value in document["schedule"].items() if value is not None}
     mode = layout.recompute
     if "recompute" in known["schedule"]:
         document["schedule"]["recompute"] = _recompute(mode, section_types("schedule")["recompute"])
@@ -108,16 +104,22 @@ def _whole(samples: int, share: int) -> int:
 
 
 def _from_shape(shape: ModelShape) -> dict[str, dict[str, Any]]:
+    model: dict[str, Any] = {
+        "family": shape.family,
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "num_layers": shape.encoder_layers or shape.layers,
+        "num_heads": shape.heads,
+        "intermediate_size": shape.ffn_width,
+        "max_positions": shape.num_positions,
+        "tied_decoder": shape.tied,
+    }
+    if shape.family == "llama":
+        model["num_key_value_heads"] = shape.kv_heads
+    if shape.family == "t5":
+        model |= {"num_decoder_layers": shape.layers, "key_value_size": shape.head_size, "gated": shape.gated}
     return {
-        "model": {
-            "vocab_size": shape.vocab,
-            "hidden_size": shape.hidden,
-            "num_layers": shape.layers,
-            "num_heads": shape.heads,
-            "intermediate_size": shape.ffn_width,
-            "max_positions": shape.num_positions,
-            "tied_decoder": shape.tied,
-        },
+        "model": {key: value for key, value in model.items() if value is not None},
         "data": {"sequence_length": shape.seq},
         "train": {"steps": _STEPS, "out": "runs/planned"},
     }

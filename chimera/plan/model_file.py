@@ -89,30 +89,52 @@ def batch_of(path: str | Path) -> int | None:
 
 
 def shape_of_config(document: Mapping[str, Any], *, seq: int | None = None) -> ModelShape:
-    """Return the shape that a training configuration of BERT describes.
+    """Return the shape that a training configuration describes.
 
     Raises:
-        ConfigError: a size is missing or wrong.
+        ConfigError: a size is missing or wrong, or the family is not known.
     """
     model, data = document.get("model"), document.get("data", {})
     if not isinstance(model, dict) or not isinstance(data, dict):
         raise ConfigError("there is no section [model]; needed: a configuration as in configs/, or a config.json")
+    family = model.get("family", "bert")
+    if family not in _OWN:
+        raise ConfigError(
+            f"[model] family = {family!r} is one the planner does not know{nearest_names(str(family), _OWN)}; "
+            f"known: {', '.join(_OWN)}"
+        )
     vocab = model.get("vocab_size", data.get("vocab_size"))
     length = seq or data.get("sequence_length")
     if vocab is None or length is None:
         missing = "vocab_size in [model] or [data]" if vocab is None else "sequence_length in [data]"
         raise ConfigError(f"{missing} is missing, which the plan depends on")
-    return ModelShape(
-        family="bert",
-        hidden=_size(model, "hidden_size"),
-        layers=_size(model, "num_layers"),
-        heads=_size(model, "num_heads"),
-        vocab=vocab,
-        seq=length,
-        ffn=model.get("intermediate_size"),
-        positions=model.get("max_positions", 512),
-        tied=bool(model.get("tied_decoder", True)),
-    )
+    sizes: dict[str, Any] = {
+        "family": family,
+        "hidden": _size(model, "hidden_size"),
+        "layers": _size(model, "num_layers"),
+        "heads": _size(model, "num_heads"),
+        "vocab": vocab,
+        "seq": length,
+        "ffn": model.get("intermediate_size"),
+        "tied": bool(model.get("tied_decoder", family != "llama")),
+    }
+    return ModelShape(**sizes | _OWN[family](model))
+
+
+_OWN: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = MappingProxyType(
+    {
+        "bert": lambda model: {"positions": model.get("max_positions", 512)},
+        "gpt": lambda model: {"positions": model.get("max_positions", 1024)},
+        "llama": lambda model: {"kv_heads": model.get("num_key_value_heads"), "gated": True},
+        "t5": lambda model: {
+            "layers": model.get("num_decoder_layers") or _size(model, "num_layers"),
+            "encoder_layers": _size(model, "num_layers"),
+            "head_size": model.get("key_value_size"),
+            "gated": bool(model.get("gated", False)),
+        },
+    }
+)
+"""By ``[model] family``, what a shape has beside the sizes that all families share, from the names of our options."""
 
 
 def shape_of_hugging_face(config: Mapping[str, Any], *, seq: int | None = None) -> ModelShape:
