@@ -25,8 +25,8 @@ class BatchRamp:
     increment: int = 0
     samples: int = 0
 
-    def check(self, target: int, microbatch_size: int) -> None:
-        """Refuse a ramp that does not lead to ``target`` in whole micro-batches.
+    def check(self, target: int, unit: int, what: str = "the micro-batch") -> None:
+        """Refuse a ramp that does not lead to ``target`` in whole units of so many samples, named ``what``.
 
         Raises:
             ConfigError: naming the option.
@@ -43,10 +43,9 @@ class BatchRamp:
                 f"the batch ramps from {self.start} to {target}, which is no whole number of increments of "
                 f"{self.increment}"
             )
-        if self.start % microbatch_size or self.increment % microbatch_size:
+        if self.start % unit or self.increment % unit:
             raise ConfigError(
-                f"the batch ramps from {self.start} by {self.increment}; both must be multiples of the micro-batch of "
-                f"{microbatch_size}"
+                f"the batch ramps from {self.start} by {self.increment}; both must be multiples of {what} of {unit}"
             )
 
     def batch(self, step: int, target: int) -> int:

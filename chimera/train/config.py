@@ -128,6 +128,8 @@ class RunOptions:
         steps: steps of the whole run; a resumed one goes on until this number.
         microbatch_size: samples b of a whole micro-batch.
         accumulation_runs: runs through the pipeline whose gradients make one step.
+        batch_ramp: start, increment and samples of a batch that grows: from so many samples a step by equal increments,
+            over so many samples of training, to the full batch; 0, 0, 0 for none.
         seed: of initial weights and dropout.
         dtype: of computation; gradients and the weights that are updated are fp32 either way. fp16 has a dynamic loss
             scale; fp8 is bf16 with the products of linear layers in float8, on GPUs that have it.
@@ -145,6 +147,7 @@ class RunOptions:
     microbatch_size: int
     out: str
     accumulation_runs: int = 1
+    batch_ramp: tuple[int, int, int] = (0, 0, 0)
     seed: int = 0
     dtype: Dtype = "fp32"
     compile: bool = False

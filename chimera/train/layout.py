@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from chimera.data.ramp import NO_RAMP, BatchRamp
 from chimera.errors import ConfigError, UsageError, nearest_names
 from chimera.ir.costs import Costs
 from chimera.ir.costs_file import read_costs
@@ -35,6 +36,7 @@ class Layout:
         microbatch_size: samples of one of the schedule's micro-batches (half of a whole one under backward halving).
         microbatches_per_run: the schedule's micro-batches, over all routes.
         microbatches_per_step: over all routes, accumulation runs and data-parallel replicas.
+        ramp: how the batch of the first steps grows, by whole runs.
     """
 
     schedule: Schedule
@@ -42,6 +44,7 @@ class Layout:
     microbatch_size: int
     microbatches_per_run: int
     microbatches_per_step: int
+    ramp: BatchRamp = NO_RAMP
 
     @property
     def global_batch(self) -> int:
@@ -75,13 +78,16 @@ def layout_of(config: TrainConfig) -> Layout:
     layer_to_stage = _cut(config, schedule.num_stages)
     if schedule.is_asynchronous:
         _require_own_updates(config, layer_to_stage)
-    return Layout(
+    layout = Layout(
         schedule,
         layer_to_stage,
         int(size),
         schedule.num_microbatches,
         schedule.num_microbatches * runs,
+        BatchRamp(*config.train.batch_ramp),
     )
+    _check_ramp(config, layout)
+    return layout
 
 
 def _cut(config: TrainConfig, num_stages: int) -> tuple[int, ...]:
@@ -107,6 +113,24 @@ def _cut(config: TrainConfig, num_stages: int) -> tuple[int, ...]:
             f"{num_stages}; write as many, cut by cost, or change parallel.pipeline or the schedule's chunks"
         )
     return cut
+
+
+def _check_ramp(config: TrainConfig, layout: Layout) -> None:
+    """Refuse a batch that does not grow by whole runs of all replicas."""
+    if not layout.ramp.start:
+        return
+    if layout.schedule.is_asynchronous:
+        raise ConfigError(
+            f"[train] batch_ramp is given, but schedule.name = {config.schedule.name!r} is asynchronous, whose steps "
+            "have all one size; leave it out"
+        )
+    samples = layout.microbatch_size * layout.microbatches_per_run * config.parallel.data
+    try:
+        layout.ramp.check(layout.global_batch, samples, "the samples of one run of all replicas,")
+    except ConfigError as error:
+        raise ConfigError(
+            f"[train] batch_ramp: {error}; set train.accumulation_runs to the runs of a full batch"
+        ) from error
 
 
 def _require_own_updates(config: TrainConfig, layer_to_stage: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from chimera.data import DataConfig, Loader, Microbatch, MicrobatchSource, PretrainingData, build_data
+from chimera.data import BatchRamp, DataConfig, Loader, Microbatch, MicrobatchSource, PretrainingData, build_data
 from chimera.errors import ConfigError, NonFiniteError
 from chimera.ir.timeline import Timeline
 from chimera.runtime.pipeline import Pipeline
@@ -128,7 +128,7 @@ class _Run:
         )
         self._updating.build(self._pipe)
         self._fields = needed_fields(layers, layout.layer_to_stage, self._pipe.groups.stages, self._loss)
-        self._source = MicrobatchSource(data.train, layout.microbatch_size, layout.microbatches_per_step)
+        self._source = MicrobatchSource(data.train, layout.microbatch_size, layout.microbatches_per_step, layout.ramp)
         self._loader: Loader | None = None
         self._heldout = heldout_share(
             data.heldout,
@@ -225,7 +225,7 @@ class _Run:
     def _loader_from(self, start: int) -> Loader:
         """Open the micro-batches of the steps from ``start`` on, counted from 0."""
         config, layout, groups = self._config, self._layout, self._pipe.groups
-        sizes = (layout.microbatch_size, layout.microbatches_per_step)
+        sizes = (layout.microbatch_size, layout.microbatches_per_step, layout.ramp)
         return Loader(
             self._source,
             replica=groups.data_rank,
@@ -245,7 +245,8 @@ class _Run:
         """Make the ``step``-th step, counted from 1: one update, or those of an asynchronous schedule."""
         began = time.perf_counter()
         assert self._loader is not None, "a run opens its loader before its first step"
-        loss = self._gradients(self._loader.next())
+        microbatches = self._loader.next()
+        loss = self._gradients(microbatches)
         terms = self._pipe.terms
         outcome = self._updating.measure()
         self._require_finite(step, loss, outcome)
@@ -259,7 +260,7 @@ class _Run:
             terms=dict(terms),
             grad_norm=outcome.norm if outcome.updates else None,
             lr=outcome.rate,
-            tokens_per_s=self._layout.global_batch * self._config.data.sequence_length / step_s,
+            tokens_per_s=self._tokens_of(len(microbatches)) / step_s,
             step_s=step_s,
             bubble_fraction=self._timeline.bubble_fraction,
             data_wait_s=self._loader.waited_s,
@@ -268,11 +269,17 @@ class _Run:
             gather_hidden_ms=None if gathers is None else gathers.hidden_s * 1e3,
         )
 
+    def _tokens_of(self, microbatches: int) -> int:
+        """Return the positions of a step of so many micro-batches on each replica."""
+        samples = microbatches * self._layout.microbatch_size * self._pipe.groups.data_size
+        return samples * self._config.data.sequence_length
+
     def _gradients(self, microbatches: list[Microbatch]) -> float:
-        """Run all accumulation runs of a step, and return its loss."""
-        runs, size = self._config.train.accumulation_runs, self._layout.microbatches_per_run
-        first = self._pipe.groups.data_rank * runs * size
-        numbers = range(first, first + runs * size)
+        """Run all accumulation runs of a step, fewer while its batch still grows, and return its loss."""
+        size = self._layout.microbatches_per_run
+        runs = len(microbatches) // size
+        first = self._pipe.groups.data_rank * len(microbatches)
+        numbers = range(first, first + len(microbatches))
         counts = dict.fromkeys(self._loss.terms, 0.0)
         # Ranks without the last stage have no labels, and nobody asks them for counts.
         if set(self._loss.fields) <= self._fields:
@@ -346,9 +353,11 @@ class _Run:
             self._pipe.watch.activity = activity
 
 
-def _training_source(config: DataConfig, microbatch_size: int, microbatches_per_step: int) -> MicrobatchSource:
+def _training_source(
+    config: DataConfig, microbatch_size: int, microbatches_per_step: int, ramp: BatchRamp
+) -> MicrobatchSource:
     """Make the source in a worker, from what this rank has put into the cache."""
-    return MicrobatchSource(build_data(config).train, microbatch_size, microbatches_per_step)
+    return MicrobatchSource(build_data(config).train, microbatch_size, microbatches_per_step, ramp)
 
 
 def _to_nobody(_: Event) -> None:

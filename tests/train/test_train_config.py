@@ -228,6 +228,22 @@ def test_layers_are_cut_as_asked(tmp_path, cut, layout):
         layout_of(config)
 
 
+@pytest.mark.parametrize(
+    ("ramp", "more", "told"),
+    [
+        ("[8, 4, 100]", {}, r"\[train\] batch_ramp: .* multiples of the samples of one run of all replicas, of 8"),
+        ("[8, 24, 100]", {}, r"no whole number of increments of 24"),
+        ("[24, 8, 100]", {}, r"a start below the global batch"),
+        ("[8, 8, 100]", {"schedule__name": "pipedream", "train__accumulation_runs": 1}, r"asynchronous"),
+    ],
+)
+def test_a_batch_that_cannot_grow_so_is_refused(tmp_path, ramp, more, told):
+    """The option is named, with what its numbers have to be multiples of."""
+    options = {"train__batch_ramp": ramp, "train__accumulation_runs": 3, "model__tied_decoder": "false"} | more
+    with pytest.raises(ConfigError, match=told):
+        layout_of(small_config(tmp_path, optimizer__clip_norm="none", **options))
+
+
 def test_backward_halving_runs_half_micro_batches(tmp_path):
     """With unit = halve the schedule has twice the micro-batches of half the size, and the batch stays."""
     whole = layout_of(small_config(tmp_path))

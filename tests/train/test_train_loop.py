@@ -11,6 +11,7 @@ import torch
 from small_runs import small_config
 
 from chimera.cli.training import run_local
+from chimera.data import BatchRamp
 from chimera.errors import CheckpointError, ConfigError, DataError, NonFiniteError
 from chimera.ir.action import Kind
 from chimera.ir.timeline import Lane
@@ -225,6 +226,21 @@ def test_a_sharded_run_goes_on_under_another_layout(folder, whole, change):
     for row, expected in zip(losses(out), losses(folder / "whole"), strict=False):
         assert row == pytest.approx(expected, rel=2e-4)
     assert len(losses(out)) == 4
+
+
+def test_a_batch_grows_by_whole_runs_and_a_run_goes_on_inside_the_ramp(folder):
+    """Steps of 8, 16 and 24 samples follow one another as the samples say; a stop between them changes no loss."""
+    options = {"train__batch_ramp": "[8, 8, 48]", "train__accumulation_runs": 3, "train__evaluation_interval": 20}
+    sizes = [BatchRamp(8, 8, 48).batch(step, 24) for step in range(8)]
+    assert sizes == [8, 8, 8, 16, 16, 24, 24, 24]
+    run_local(small_config(folder, train__out=folder / "ramp", train__steps=8, **options))
+    rows = read_rows(folder / "ramp" / "metrics.jsonl")
+    # Tokens are those of the step's own samples, 16 of each.
+    assert [round(row["tokens_per_s"] * row["step_s"] / 16) for row in rows] == sizes
+    run_local(small_config(folder, train__out=folder / "ramp-halves", train__steps=4, **options))
+    resumed = small_config(folder, train__out=folder / "ramp-halves", train__steps=8, **options)
+    run_local(resumed, resume=True)
+    assert losses(folder / "ramp-halves") == losses(folder / "ramp")
 
 
 def test_a_run_of_shared_layers_goes_on_alone(folder, whole):
