@@ -43,6 +43,7 @@ COMMANDS = (
     Command("plan validate", "chimera.cli.plan_validate:plan_validate", "Hold predictions against published runs."),
     # Behind those whose first word it is: the first that fits is called.
     Command("plan", "chimera.cli.plan:plan_command", "Find the best layout of a model on a cluster."),
+    Command("profile", "chimera.cli.profile:profile", "Measure this machine for the planner."),
     Command("bench plan", "chimera.cli.bench_plan:bench_plan", "Time the planner's search, and show its errors."),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
     Command("bench simulate", "chimera.cli.bench_simulate:bench_simulate", "Time building, checking and simulating."),

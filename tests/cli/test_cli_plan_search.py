@@ -11,7 +11,20 @@ from chimera.train.config_file import load_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BERT = str(CONFIGS / "bert-base.toml")
-QUICK = ["--gpus", "8", "--global-batch", "64", "--schedules", "1f1b", "chimera", "--tensor", "1", "--pipeline", "2", "4"]
+QUICK = [
+    "--gpus",
+    "8",
+    "--global-batch",
+    "64",
+    "--schedules",
+    "1f1b",
+    "chimera",
+    "--tensor",
+    "1",
+    "--pipeline",
+    "2",
+    "4",
+]
 
 
 @pytest.fixture
@@ -26,8 +39,15 @@ def test_a_plan_as_a_page(gpt, capsys):
     """The page ranks the plans and says why the first is first, what limits it, what each choice is worth."""
     assert main(["plan", gpt, *QUICK, "--tokens", "1e9", "--price", "2", "--top", "3"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("gpt, 12 blocks of 1,024, 1,024 tokens, on 8 × NVIDIA A100 SXM4 80 GB in nodes of 8; 64 sequences")
-    for words in ("The first beats the second by", "of the step is the blocks' own work", "One choice changed", "and cost"):
+    assert out.startswith(
+        "gpt, 12 blocks of 1,024, 1,024 tokens, on 8 × NVIDIA A100 SXM4 80 GB in nodes of 8; 64 sequences"
+    )
+    for words in (
+        "The first beats the second by",
+        "of the step is the blocks' own work",
+        "One choice changed",
+        "and cost",
+    ):
         assert words in out
 
 

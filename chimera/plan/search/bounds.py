@@ -16,6 +16,7 @@ from chimera.plan.search.skeleton import Skeleton, Traits
 
 __all__ = ["Bounds", "quick", "tight"]
 
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
     """Least time of a step and least memory of a device, as arrays over choices."""
