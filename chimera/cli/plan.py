@@ -21,6 +21,7 @@ from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.errors import UsageError
 from chimera.ir.files import replacing
 from chimera.ir.schedule_file import write_schedule
+from chimera.plan.block_times import read_block_times
 from chimera.plan.explain import changes, differences, limits
 from chimera.plan.export import EXPORTS
 from chimera.plan.model_file import batch_of, read_model
@@ -32,6 +33,7 @@ __all__ = ["plan_command"]
 
 _Count = Annotated[int | None, arg(constructor=int, metavar="N", help_behavior_hint="")]
 _Amount = Annotated[float | None, arg(constructor=float, metavar="X", help_behavior_hint="")]
+_Name = Annotated[str | None, arg(constructor=str, metavar="NAME", help_behavior_hint="")]
 _System = Literal["megatron", "torchtitan", "nanotron"]
 _ModelFile = Annotated[Path, Positional, arg(metavar="CONFIG|CONFIG.JSON", help_behavior_hint="")]
 _GIB = 2**30
@@ -76,6 +78,8 @@ def plan_command(
     top: int = 10,
     refine: bool = True,
     software: software_option = DEFAULT_SOFTWARE,
+    block_times: FileOption = None,
+    block_profile: _Name = None,
     export: _System | None = None,
     out: FileOption = None,
     json: Flag = False,
@@ -99,6 +103,9 @@ def plan_command(
         top: plans to print
         refine: let the list scheduler look for a faster order of each
         software: a code base's name, or a FILE.json
+        block_times: a CSV FILE of measured blocks in place of modelled ones: gpu, model, seq, micro_batch, forward_ms,
+            backward_ms
+        block_profile: which of its profiles, as gpu/model
         export: print the first plan for another system instead, which narrows the search to its schedules
         out: write a configuration that 'chimera train' accepts into FILE.toml
         json: print a JSON document instead
@@ -110,11 +117,21 @@ def plan_command(
             raise UsageError(f"--{name} {value}: needed: a finite number above 0")
     if out is not None and out.suffix != ".toml":
         raise UsageError(f"--out {out}: needed: a file ending in .toml")
+    if block_profile is not None and block_times is None:
+        raise UsageError("--block-profile names a profile of --block-times FILE, which is not given")
+    measured = None if block_times is None else read_block_times(block_times, block_profile)
     shape = read_model(config, seq=seq)
     where = cluster.resolve()
     batch = global_batch or batch_of(config) or _PER_DEVICE * where.num_devices
     found = plan(
-        shape, where, global_batch=batch, space=space.resolve(export), software=software, top=top, refine=refine
+        shape,
+        where,
+        global_batch=batch,
+        space=space.resolve(export),
+        software=software,
+        measured=measured,
+        top=top,
+        refine=refine,
     )
     if out is not None:
         _write(found, config, out)

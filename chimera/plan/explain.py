@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from chimera.errors import ChimeraError
+from chimera.plan.block_times import BlockTimes
 from chimera.plan.estimate import Estimate
 from chimera.plan.layout import Layout, Recompute
 from chimera.plan.plans import Plan, Plans
@@ -91,21 +92,29 @@ def changes(plans: Plans) -> Iterator[Change]:
     d follows t and p, and m follows d and b, so that devices and batch stay the same.
     """
     best = plans.best.layout
-    pricing = ModelPricing(plans.shape, plans.cluster, plans.software)
+    pricing = ModelPricing(plans.shape, plans.cluster, plans.software, plans.measured)
     for words, layout in _neighbours(best, plans):
-        if layout is None:
+        if plans.measured is not None and layout is not None and not _was_measured(layout, plans.measured):
+            yield Change(choice=words, why_not="was not measured")
+        elif layout is None:
             yield Change(choice=words, why_not="does not divide")
-            continue
-        try:
-            estimate = pricing.estimate(layout)
-        except ChimeraError as error:
-            yield Change(choice=words, why_not=str(error).split(";")[0])
-            continue
-        if estimate.fits:
-            yield Change(choice=words, step_s=estimate.step_s)
         else:
-            over = estimate.peak_bytes - plans.cluster.device.memory_bytes
-            yield Change(choice=words, why_not=f"does not fit, {over / 2**30:.1f} GiB too much")
+            yield _changed_to(words, layout, pricing)
+
+
+def _changed_to(words: str, layout: Layout, pricing: ModelPricing) -> Change:
+    try:
+        estimate = pricing.estimate(layout)
+    except ChimeraError as error:
+        return Change(choice=words, why_not=str(error).split(";")[0])
+    if estimate.fits:
+        return Change(choice=words, step_s=estimate.step_s)
+    over = estimate.peak_bytes - pricing.cluster.device.memory_bytes
+    return Change(choice=words, why_not=f"does not fit, {over / 2**30:.1f} GiB too much")
+
+
+def _was_measured(layout: Layout, measured: BlockTimes) -> bool:
+    return layout.tensor == 1 and layout.recompute != "selective" and layout.microbatch in measured.sizes
 
 
 def _neighbours(best: Layout, plans: Plans) -> Iterator[tuple[str, Layout | None]]:

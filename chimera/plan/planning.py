@@ -1,6 +1,9 @@
 """``plan``: a model, a cluster and a global batch to the best layouts, or to why there is none."""
 
+from dataclasses import replace
+
 from chimera.errors import InfeasibleError, UsageError
+from chimera.plan.block_times import BlockTimes
 from chimera.plan.estimate import Estimate
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import read_software
@@ -29,6 +32,7 @@ def plan(
     global_batch: int,
     space: SearchSpace | None = None,
     software: Software | str = DEFAULT_SOFTWARE,
+    measured: BlockTimes | None = None,
     top: int = 10,
     refine: bool = True,
 ) -> Plans:
@@ -40,6 +44,7 @@ def plan(
         global_batch: sequences B of a step.
         space: choices that are given; everything is searched without.
         software: the code base, or its name.
+        measured: times of the model's blocks in place of modelled ones; narrows the search to what was measured.
         top: plans to return.
         refine: whether the list scheduler looks for a faster order for each of them.
 
@@ -52,7 +57,9 @@ def plan(
         raise UsageError(f"--global-batch {global_batch}, --top {top}: needed: whole numbers of at least 1")
     given = SearchSpace() if space is None else space
     code = read_software(software) if isinstance(software, str) else software
-    pricing = ModelPricing(model, cluster, code)
+    if measured is not None:
+        given = _measured_space(model, given, measured)
+    pricing = ModelPricing(model, cluster, code, measured)
     outcome = search_layouts(model, cluster, pricing, global_batch=global_batch, space=given, top=top)
     if not outcome.best:
         raise InfeasibleError(_why_none(pricing, outcome, given, global_batch))
@@ -68,7 +75,30 @@ def plan(
         rejected={str(reason): count for reason, count in outcome.rejected.items()},
         num_bounded=outcome.num_bounded,
         num_simulated=outcome.num_simulated,
+        measured=measured,
     )
+
+
+def _measured_space(model: ModelShape, space: SearchSpace, measured: BlockTimes) -> SearchSpace:
+    """Return the part of a space that was measured.
+
+    Raises:
+        UsageError: the model's blocks are of several kinds or the sequences of another length, or nothing is left.
+    """
+    if model.family == "t5" or model.seq != measured.seq:
+        raise UsageError(
+            f"--block-times: {measured.name} is one kind of block on {measured.seq} tokens, the model is "
+            f"{model.family} on {model.seq}; try --seq {measured.seq}"
+        )
+    tensor = tuple(t for t in space.tensor or (1,) if t == 1)
+    sizes = tuple(b for b in space.microbatch or measured.sizes if b in measured.sizes)
+    modes = tuple(mode for mode in space.recompute or ("none", "full") if mode != "selective")
+    if not (tensor and sizes and modes):
+        raise UsageError(
+            f"--block-times: {measured.name} was measured for t = 1, b in {measured.sizes}, recompute none or full; "
+            "none of it is among the choices that are given"
+        )
+    return replace(space, tensor=tensor, microbatch=sizes, recompute=modes)
 
 
 def _why_none(pricing: ModelPricing, outcome: Outcome, space: SearchSpace, global_batch: int) -> str:

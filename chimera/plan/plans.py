@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from chimera.ir.schedule import Schedule
+from chimera.plan.block_times import BlockTimes
 from chimera.plan.estimate import Estimate
 from chimera.plan.hardware import Cluster
 from chimera.plan.layout import Layout
@@ -69,6 +70,7 @@ class Plans:
         global_batch: sequences of a step.
         plans: that fit, the fastest first; at least one.
         rejected: how many layouts are not among them, by reason.
+        measured: times of blocks that were taken in place of modelled ones.
         num_bounded: layouts whose time and memory were bounded as arrays.
         num_simulated: layouts that were simulated.
     """
@@ -81,6 +83,7 @@ class Plans:
     rejected: Mapping[str, int]
     num_bounded: int
     num_simulated: int
+    measured: BlockTimes | None = None
 
     @property
     def best(self) -> Plan:

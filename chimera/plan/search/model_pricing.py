@@ -5,7 +5,8 @@ from functools import cached_property
 
 import numpy as np
 
-from chimera.plan.activations import block_activation_bytes, head_activation_bytes
+from chimera.plan.activations import FULL, RECOMPUTE_CODES, block_activation_bytes, head_activation_bytes
+from chimera.plan.block_times import BlockTimes
 from chimera.plan.closed import ModelTimes, message_bytes, model_times
 from chimera.plan.dims import Dims, dims_of
 from chimera.plan.estimate import Estimate
@@ -26,22 +27,55 @@ __all__ = ["ModelPricing"]
 
 @dataclass(frozen=True)
 class ModelPricing:
-    """A model on a cluster, run by a code base."""
+    """A model on a cluster, run by a code base.
+
+    Attributes:
+        shape: the model.
+        cluster: where it runs.
+        software: the code base.
+        measured: times of its blocks in place of modelled ones; for t = 1 and the sizes that were measured.
+    """
 
     shape: ModelShape
     cluster: Cluster
     software: Software
+    measured: BlockTimes | None = None
     _known: dict[Layout, Estimate] = field(default_factory=dict, repr=False, compare=False)
 
     def estimate(self, layout: Layout) -> Estimate:
         """Return the estimate of a layout; the same layout is simulated once."""
         if layout not in self._known:
-            self._known[layout] = estimate(self.shape, layout, self.cluster, self.software, compiled=True)
+            self._known[layout] = estimate(
+                self.shape,
+                layout,
+                self.cluster,
+                self.software,
+                block_times=self._measured_blocks(layout),
+                compiled=True,
+            )
         return self._known[layout]
+
+    def _measured_blocks(self, layout: Layout) -> list[LayerTimes] | None:
+        """Return the measured times of a layout's blocks, None where the model has to do."""
+        if self.measured is None:
+            return None
+        one = np.ones((1,), np.int64)
+        choices = Choices(
+            tensor=one * layout.tensor,
+            pipeline=one * layout.pipeline,
+            data=one * layout.data,
+            microbatch=one * layout.microbatch,
+            routes=one,
+            recompute=one * RECOMPUTE_CODES[layout.recompute],
+            sequence_parallel=one > 1,
+            sharded=one > 1,
+        )
+        block = _Work(self.shape, self.cluster, self.software, choices, self.measured).times.blocks[0]
+        return [LayerTimes(*(float(np.asarray(part)[0]) for part in block))]
 
     def prices(self, choices: Choices) -> Prices:
         """Return the prices of choices; of unlike blocks (T5) those of the mean block."""
-        work = _Work(self.shape, self.cluster, self.software, choices)
+        work = _Work(self.shape, self.cluster, self.software, choices, self.measured)
         size = np.broadcast_shapes(*(getattr(choices, name).shape for name in Choices.__slots__))
 
         def over(values: object) -> Floats:
@@ -76,6 +110,7 @@ class _Work:
     cluster: Cluster
     software: Software
     choices: Choices
+    measured: BlockTimes | None
 
     @cached_property
     def stacks(self) -> tuple[Dims, ...]:
@@ -116,7 +151,7 @@ class _Work:
             matrix_factor=self.software.constant("matrix_factor"),
             unaligned_penalty=self.software.constant("unaligned_penalty"),
         )
-        return model_times(
+        modelled = model_times(
             self.rates,
             self.stacks,
             sharing,
@@ -124,6 +159,11 @@ class _Work:
             fused_attention=self.software.fused_attention,
             transform=self.shape.family == "bert",
         )
+        if self.measured is None:
+            return modelled
+        recomputes = (self.choices.recompute == FULL).astype(np.float64)
+        block = self.measured.in_place_of(modelled.blocks[0], microbatch=self.microbatch, recomputes=recomputes)
+        return modelled._replace(blocks=(block,))
 
     @cached_property
     def hop_s(self) -> Floats:
@@ -165,7 +205,7 @@ class _Work:
         if not software.overlaps_reduction:
             reduce = reduction_s(self.rates, self.grid, software.reduced_bytes * held, replicas=self.replicas)
             tail = tail + np.where(sharded, reduce / 2, reduce)
-        return tail
+        return np.asarray(tail, np.float64)
 
     @cached_property
     def kept_by_blocks(self) -> Floats:
@@ -182,10 +222,7 @@ class _Work:
             )
             for stack in self.stacks
         )
-        total: Floats = np.zeros(1)
-        for part in kept:
-            total = total + part
-        return total
+        return np.asarray(sum(kept), np.float64)
 
     @cached_property
     def kept_by_head(self) -> Floats:

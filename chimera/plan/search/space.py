@@ -35,15 +35,15 @@ _MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
 class Reason(StrEnum):
     """Why a layout is not in the answer."""
 
-    NODE = "tensor-parallel group over a node"
-    HEADS = "t does not divide the model's widths"
-    STAGES = "more stages than blocks"
-    BATCH = "d does not divide the global batch"
-    SCHEDULE = "the schedule cannot take the sizes"
-    SEARCHED = "too many ranks to search an order for"
-    SAME = "the same as another"
-    MEMORY = "does not fit into memory"
-    BOUND = "cannot beat the best, by its bound"
+    NODE = "with tensor-parallel groups over a node"
+    HEADS = "with a t that does not divide the model's widths"
+    STAGES = "with more stages than blocks"
+    BATCH = "with a d that does not divide the batch"
+    SCHEDULE = "of schedules that cannot take the sizes"
+    SEARCHED = "with too many ranks to search an order for"
+    SAME = "the same as others"
+    MEMORY = "that do not fit into memory"
+    BOUND = "that cannot beat these, by their bounds"
     SLOWER = "simulated and slower"
 
 

@@ -1,0 +1,112 @@
+"""Measured times of one block by micro-batch size, from CSV files of per-block profiles, in place of modelled ones.
+
+Columns ``gpu, model, seq, micro_batch, forward_ms, backward_ms``; others are left alone. Sizes between measured ones
+are interpolated, none beyond them is guessed. A profile is of one device without tensor parallelism and recomputation.
+"""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from chimera.errors import FormatError, UsageError, nearest_names
+from chimera.plan.dims import Number
+from chimera.plan.layers import LayerTimes
+
+__all__ = ["BlockTimes", "read_block_times"]
+
+_COLUMNS: Final = ("gpu", "model", "seq", "micro_batch", "forward_ms", "backward_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Times of one block.
+
+    Attributes:
+        name: of the profile, as device and model.
+        seq: tokens of its sequences.
+        sizes: b that were measured, ascending.
+        forward_s: of each size.
+        backward_s: of each size, the whole backward.
+    """
+
+    name: str
+    seq: int
+    sizes: tuple[int, ...]
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+
+    def in_place_of(self, modelled: LayerTimes, *, microbatch: Number, recomputes: Number) -> LayerTimes:
+        """Return measured times; the modelled ones say how a backward divides into I and W.
+
+        Args:
+            modelled: times of the block, recomputation included.
+            microbatch: b, within the measured sizes.
+            recomputes: 1 where the backward runs the block again, else 0.
+        """
+        forward = np.interp(microbatch, self.sizes, self.forward_s)
+        backward = np.interp(microbatch, self.sizes, self.backward_s)
+        again = recomputes * modelled.forward_s
+        weights = backward * modelled.weight_grad_s / (modelled.backward_s - again)
+        return LayerTimes(forward, backward - weights + recomputes * forward, weights, modelled.collective_s * 0.0)
+
+
+def read_block_times(path: str | Path, profile: str | None = None) -> BlockTimes:
+    """Read one profile of a CSV file.
+
+    Args:
+        path: of the file.
+        profile: "gpu/model" where the file holds several.
+
+    Raises:
+        FormatError: the file has other columns, or a number in it is none.
+        UsageError: there is no such file or profile, or several and none is named.
+    """
+    path = Path(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+            header = reader.fieldnames or ()
+    except FileNotFoundError:
+        raise UsageError(f"--block-times {path}: there is no such file") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise FormatError(f"{path} is not a CSV file: {error}") from error
+    if missing := [column for column in _COLUMNS if column not in header]:
+        raise FormatError(f"{path} has no column {', '.join(missing)}; needed: {', '.join(_COLUMNS)}")
+    names = sorted({f"{row['gpu']}/{row['model']}" for row in rows})
+    if profile is None and len(names) > 1:
+        raise UsageError(
+            f"--block-times {path} holds several profiles; name one with --block-profile: {', '.join(names)}"
+        )
+    if not names or (profile is not None and profile not in names):
+        near = nearest_names(profile or "", names)
+        raise UsageError(f"--block-profile {profile}: {path} has none of this name{near}; it has: {', '.join(names)}")
+    chosen = profile or names[0]
+    own = [row for row in rows if f"{row['gpu']}/{row['model']}" == chosen]
+    values = sorted(_numbers(row, f"{path}: {chosen}") for row in own)
+    if len({seq for _, seq, _, _ in values}) > 1 or len({size for size, _, _, _ in values}) < len(values):
+        raise FormatError(
+            f"{path}: {chosen} has several lengths, or a micro-batch size twice; needed: one row per size"
+        )
+    return BlockTimes(
+        name=chosen,
+        seq=values[0][1],
+        sizes=tuple(size for size, _, _, _ in values),
+        forward_s=tuple(forward for _, _, forward, _ in values),
+        backward_s=tuple(backward for _, _, _, backward in values),
+    )
+
+
+def _numbers(row: dict[str, str], where: str) -> tuple[int, int, float, float]:
+    """Return b, s and the seconds of forward and backward."""
+    try:
+        size, seq = int(row["micro_batch"]), int(row["seq"])
+        forward, backward = float(row["forward_ms"]) / 1e3, float(row["backward_ms"]) / 1e3
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{where}: {error}; needed: whole sizes and times in ms") from error
+    if min(size, seq) < 1 or not (0 < forward < float("inf") and 0 < backward < float("inf")):
+        raise FormatError(f"{where}: a size below 1 or a time that is none, in {row}")
+    return size, seq, forward, backward
