@@ -87,7 +87,7 @@ def _measured_space(model: ModelShape, space: SearchSpace, measured: BlockTimes)
     """
     if model.family == "t5" or model.seq != measured.seq:
         raise UsageError(
-            f"--block-times: {measured.name} is one kind of block on {measured.seq} tokens, the model is {model.family} "
+            f"--block-times: {measured.name} is one kind of block on {measured.seq} tokens, the model {model.family} "
             f"on {model.seq}; try --seq {measured.seq}"
         )
     tensor = tuple(t for t in space.tensor or (1,) if t == 1)
