@@ -87,7 +87,8 @@ def _quick_of_one(
     filled = np.where(equal, float(traits.fill), max(traits.fill - 1.0, 0.0)) * middle
     waits = filled * (block if traits.whole else prices.block_s[0])
     waits = waits + traits.fill * (1 + traits.whole) * prices.hop_s
-    time = np.maximum(busiest, work(*traits.late) + waits) + prices.tail_s
+    fewest = np.where(equal, middle, 1.0)
+    time = np.maximum(busiest, work(*traits.late) + waits) + prices.tail_s + fewest * prices.block_reduce_s
     filling = np.minimum(1.0, microbatches / traits.microbatches)
     return Bounds(time, _memory(traits, prices, middle, equal, filling))
 
@@ -137,4 +138,10 @@ def tight(skeleton: Skeleton, prices: Prices, cuts: NDArray[np.int64], *, chunks
     kept[:, -1] += prices.head_bytes
     held = skeleton.peak_stages * np.where(skeleton.holds, kept[:, None, :], np.inf).min(axis=-1)
     memory = state @ skeleton.holds.T + held
-    return Bounds(paths.max(axis=0) + prices.tail_s, memory.max(axis=-1))
+    # Where stages differ the heaviest rank counts, whichever path is critical among equal ones.
+    started = np.cumsum(priced[0], axis=-1) - priced[0]
+    share = skeleton.microbatches // skeleton.routes
+    busy = started[:, skeleton.first_stage] + share * (priced.sum(axis=0) @ skeleton.holds.T)
+    least = np.maximum(paths.max(axis=0), busy.max(axis=-1))
+    tail = prices.tail_s + cuts.min(axis=-1) * prices.block_reduce_s
+    return Bounds(least + tail, memory.max(axis=-1))

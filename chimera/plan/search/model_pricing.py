@@ -93,6 +93,7 @@ class ModelPricing:
             head_s=kinds(times.head),
             hop_s=over(work.hop_s),
             tail_s=over(work.tail_s),
+            block_reduce_s=over(work.block_reduce_s),
             block_bytes=over(work.kept_by_blocks / blocks),
             head_bytes=over(work.kept_by_head),
             block_state_bytes=over(block * state),
@@ -206,6 +207,16 @@ class _Work:
             reduce = reduction_s(self.rates, self.grid, software.reduced_bytes * held, replicas=self.replicas)
             tail = tail + np.where(sharded, reduce / 2, reduce)
         return np.asarray(tail, np.float64)
+
+    @cached_property
+    def block_reduce_s(self) -> Floats:
+        """Seconds of the reduction of a block's gradients, latencies left out; 0 where it follows the pipeline."""
+        if not self.software.overlaps_reduction:
+            return np.zeros(1)
+        size = self.software.reduced_bytes * self.parameters[0]
+        # Twice the size less the size itself: latencies do not grow with it.
+        one, two = (reduction_s(self.rates, self.grid, n * size, replicas=self.replicas) for n in (1.0, 2.0))
+        return np.asarray(np.where(self.choices.sharded, (two - one) / 2, two - one), np.float64)
 
     @cached_property
     def kept_by_blocks(self) -> Floats:

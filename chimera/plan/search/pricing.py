@@ -54,6 +54,8 @@ class Prices:
         head_s: [kind, choice], what the last stage has besides blocks.
         hop_s: [choice], of one message between neighbouring pipeline ranks.
         tail_s: [choice], of what follows the last backward.
+        block_reduce_s: [choice], of the reduction of one block's gradients where reductions are part of the schedule:
+            the stage whose gradient is last is reduced after it, whatever overlaps.
         block_bytes: [choice], activations of one block.
         head_bytes: [choice], activations of what the last stage has besides blocks.
         block_state_bytes: [choice], weights, gradients and optimizer states of one block.
@@ -67,6 +69,7 @@ class Prices:
     head_s: Floats
     hop_s: Floats
     tail_s: Floats
+    block_reduce_s: Floats
     block_bytes: Floats
     head_bytes: Floats
     block_state_bytes: Floats

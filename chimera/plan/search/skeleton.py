@@ -6,7 +6,7 @@ like the simulated ones. So a schedule is simulated once, for several typical ra
 candidates as an array. It knows no model and no device.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -89,12 +89,18 @@ class Skeleton:
     Attributes:
         paths: [path, kind F I W, stage], computations of each path.
         hops: [path], messages on each path.
+        microbatches: m.
+        routes: routes through the ranks.
+        first_stage: [rank], the earliest stage that it holds.
         holds: [rank, stage], whether a rank holds a stage's weights.
         peak_stages: [rank], most stages' activations that it holds at once.
     """
 
     paths: NDArray[np.float64]
     hops: NDArray[np.float64]
+    microbatches: int
+    routes: int
+    first_stage: NDArray[np.int64]
     holds: NDArray[np.bool_]
     peak_stages: NDArray[np.float64]
 
@@ -128,10 +134,11 @@ def skeleton(variant: Variant, ranks: int, microbatches: int) -> Skeleton:
     short = period + microbatches % period
     base, one = (skeleton(variant, ranks, m) for m in (short, short + period))
     times = (microbatches - short) / period
-    return Skeleton(
+    return replace(
+        one,
         paths=base.paths + times * (one.paths - base.paths),
         hops=base.hops + times * (one.hops - base.hops),
-        holds=one.holds,
+        microbatches=microbatches,
         # Only breadth-first schedules hold more with every micro-batch.
         peak_stages=base.peak_stages + times * (one.peak_stages - base.peak_stages),
     )
@@ -149,6 +156,9 @@ def _of(schedule: Schedule) -> Skeleton:
     return Skeleton(
         paths=np.array([path for path, _ in found]),
         hops=np.array([hops for _, hops in found], np.float64),
+        microbatches=schedule.num_microbatches,
+        routes=len(placement.routes),
+        first_stage=holds.argmax(axis=1),
         holds=holds,
         peak_stages=np.array(peak_activations(schedule)) * placement.num_stages / placement.num_ranks,
     )
