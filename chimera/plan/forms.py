@@ -156,6 +156,16 @@ FORMS: Final[Mapping[str, ClosedForm]] = MappingProxyType(
             bubble=lambda x: (x.ranks - 1) * np.maximum(x.forward + x.input_grad - 2 * x.weight_grad, x.forward),
             activations=_up_to(lambda x: 2 * x.ranks - 1),
         ),
+        # At most as long as those made by hand, whatever the costs.
+        "zb-1p": ClosedForm(
+            bubble=lambda x: (x.ranks - 1) * np.maximum(x.forward + x.input_grad - x.weight_grad, x.forward),
+            activations=_up_to(lambda x: x.ranks),
+            hops=lambda x: 4 * (x.ranks - 1),
+        ),
+        "zb-2p": ClosedForm(
+            bubble=lambda x: (x.ranks - 1) * np.maximum(x.forward + x.input_grad - 2 * x.weight_grad, x.forward),
+            activations=_up_to(lambda x: 2 * x.ranks),
+        ),
         "interleaved-zb": ClosedForm(
             bubble=lambda x: (x.ranks - 1) * np.maximum(x.forward + x.input_grad - x.weight_grad, x.forward) / x.chunks,
             activations=_up_to(lambda x: x.ranks),

@@ -220,6 +220,12 @@ def test_a_batch_below_one_is_refused():
         plan(SMALL, cluster_of(8), global_batch=0)
 
 
+def test_a_schedule_made_for_costs_is_refused_by_name():
+    """The orders that refine the best plans stand for it, and the message says so."""
+    with pytest.raises(ConfigError, match="--schedules zb-2p: is made for given costs"):
+        SearchSpace(schedules=("zb-2p",))
+
+
 def test_an_asynchronous_layout_is_never_proposed():
     """All synchronous schedules of the registry are tried, and no other."""
     names = SearchSpace.all_schedules()

@@ -26,7 +26,7 @@ from chimera.schedules import SCHEDULES
 __all__ = ["ASYNCHRONOUS", "Grid", "Reason", "SearchSpace", "Switches", "grids"]
 
 ASYNCHRONOUS: Final = frozenset({"pipedream", "pipedream-2bw"})
-"""Schedules that step within themselves: they do not train like the others, and the runtime refuses them."""
+"""Schedules that step within themselves: they do not train like the others."""
 
 
 _MODES: Final[tuple[Recompute, ...]] = get_args(Recompute)
@@ -83,9 +83,8 @@ class SearchSpace:
     def __post_init__(self) -> None:
         for name in self.schedules or ():
             if name not in self.all_schedules():
-                why = "steps within itself, so that it is no step of one update" if name in ASYNCHRONOUS else "unknown"
                 raise ConfigError(
-                    f"--schedules {name}: {why}{nearest_names(name, self.all_schedules())}; "
+                    f"--schedules {name}: {_why_not(name)}{nearest_names(name, self.all_schedules())}; "
                     f"needed: {', '.join(self.all_schedules())}"
                 )
         for mode in self.recompute or ():
@@ -100,7 +99,7 @@ class SearchSpace:
     @staticmethod
     def all_schedules() -> tuple[str, ...]:
         """Return the names that a search tries where none is given."""
-        return tuple(name for name in SCHEDULES if name not in ASYNCHRONOUS)
+        return tuple(name for name, family in SCHEDULES.items() if name not in ASYNCHRONOUS and not family.takes_costs)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -244,3 +243,12 @@ def _switches(cluster: Cluster, tensor: int, pipeline: int, space: SearchSpace) 
     if pipeline == 1:
         equal = [True]
     return tuple(Switches(*each) for each in product(modes, sequence, sharded, equal))
+
+
+def _why_not(schedule: str) -> str:
+    """Return why a search does not try a schedule."""
+    if schedule in ASYNCHRONOUS:
+        return "steps within itself, so that it is no step of one update"
+    if schedule in SCHEDULES:
+        return "is made for given costs, as the orders are that refine the best plans"
+    return "unknown"
