@@ -31,6 +31,7 @@ from chimera.plan.partition import partition
 from chimera.plan.shape import ModelShape
 from chimera.plan.software import Software
 from chimera.plan.step import Grid, gather_s, hop_times, reduction_s, tied_s, update_s
+from chimera.schedules import SCHEDULES
 
 __all__ = ["estimate", "stage_blocks"]
 
@@ -401,7 +402,8 @@ def _run(parts: _Parts, costs: StageCosts, *, fold: bool, compiled: bool | None)
             return reducing(schedule, "eager")
         return schedule
 
-    if not fold:
+    # An order made for costs is another one for each m, with no steady state to repeat.
+    if not fold or SCHEDULES[parts.layout.schedule].takes_costs:
         return simulated_step(build(parts.layout.microbatches), costs, compiled=compiled)
     return folded_step(build, parts.layout.microbatches, costs, ranks=parts.layout.pipeline, compiled=compiled)
 
