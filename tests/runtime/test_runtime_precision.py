@@ -79,7 +79,7 @@ def test_weights_are_kept_in_fp32_and_published_in_bf16(ranks, schedule, p):
         for name, array in weights.items():
             moved = np.abs(array - start[name].detach().numpy())
             # bf16 keeps 8 bits: next to 1, nothing below 0.002 would be noticed.
-            assert 1.5e-5 < moved.max() < 2e-4, name
+            assert 0.9e-5 < moved.max() < 2e-4, name
 
 
 @pytest.mark.parametrize(
