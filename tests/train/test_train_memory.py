@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_runs import small_config
 
-from chimera.models import bert_layers
+from chimera.models import BertPretrainingLoss, bert_layers
 from chimera.runtime.pipeline import Pipeline
 from chimera.tensor.parallel import TensorParallel
 from chimera.train.evaluation import CountingLoss
@@ -28,7 +28,7 @@ def held(group, folder, overrides):
     pipe = Pipeline(
         layers_of(config, parallel),
         layout.schedule,
-        CountingLoss(),
+        CountingLoss(BertPretrainingLoss()),
         group,
         tensor=parallel,
         layer_to_stage=layout.layer_to_stage,
