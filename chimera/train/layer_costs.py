@@ -44,7 +44,7 @@ def t5_layer_costs(model: T5Config, data: DataConfig) -> tuple[float, ...]:
 
     >>> model = T5Config(vocab_size=1000, hidden_size=64, num_layers=1, num_heads=2)
     >>> [round(cost / 64) for cost in t5_layer_costs(model, DataConfig(samples="t5", sequence_length=100))]
-    [1000, 96800, 210, 41076, 21000]
+    [1000, 96800, 220, 37880, 22000]
     """
     _, noise, spans = span_lengths(data.sequence_length, data.mlm_probability, data.mean_span_length)
     s, target = data.sequence_length, noise + spans + 1
