@@ -55,7 +55,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path, text, profile, error, me
 
 def test_a_profile_of_other_sequences_is_refused():
     """Blocks measured on 64 tokens say nothing of 128."""
-    with pytest.raises(UsageError, match=r"on 64 tokens, the model bert on 128; try --seq 64"):
+    with pytest.raises(UsageError, match=r"on 64 tokens, the model is bert on 128; try --seq 64"):
         plan(
             BERT_48,
             Cluster.of(read_device("p100-16"), 8),
