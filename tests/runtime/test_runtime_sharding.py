@@ -34,8 +34,10 @@ def live_bytes():
     gc.collect()
     storages = {}
     for found in gc.get_objects():
-        # Bytes are messages: as many slots as have been under way at once, which is a matter of time.
-        if isinstance(found, torch.Tensor) and not found.is_meta and found.dtype is not torch.uint8:
+        # A meta or a fake tensor (a compiler's, of an earlier test) has no bytes. Those of type uint8 are messages: as
+        # many slots as have been under way at once, which is a matter of time.
+        real = type(found) in (torch.Tensor, nn.Parameter) and not found.is_meta
+        if real and found.dtype is not torch.uint8:
             storage = found.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
