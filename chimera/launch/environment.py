@@ -1,26 +1,22 @@
-"""Where a rank stands in its job, as its launcher says it, and the connection to the others.
+"""Where a rank stands in its job, as its launcher says it.
 
 A launcher is ours (``chimera.launch.local``) or one that sets torch's variables, such as torchrun. This module reads
-those five variables, joins the job's store and gives the process group of all ranks. What the ranks do is not asked.
+variables; it opens no connection and does not ask what the ranks do.
 """
 
 import os
-import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Final
 
 import torch
-import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not marked so
 
-from chimera.errors import RunError, UsageError
+from chimera.errors import UsageError
+from chimera.launch.interfaces import is_local_name
+from chimera.launch.store import Endpoint, StoreFile
 
-__all__ = ["LOOPBACK", "Place", "connected", "place_from_environment", "use_cores"]
+__all__ = ["Place", "place_from_environment", "use_cores"]
 
-LOOPBACK: Final = "127.0.0.1"
 _NEEDED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -31,22 +27,27 @@ class Place:
     Attributes:
         rank, size: in the world.
         local_rank, local_size: among the ranks of this host.
-        port: of the store that our own launcher holds on the loopback interface; None where another launcher's
-            variables say how to meet.
+        store: where the ranks meet; None for a rank on its own.
+        holds_store: whether this rank is the one that holds the store, rather than whoever started it.
+        spans_hosts: whether other ranks may be on other hosts.
+        restarts: how often the job was started again after a failure.
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
-    port: int | None = None
+    store: Endpoint | StoreFile | None = None
+    holds_store: bool = False
+    spans_hosts: bool = False
+    restarts: int = 0
 
 
 def place_from_environment(environ: Mapping[str, str]) -> Place | None:
     """Return the place that torchrun's variables give, or None when no launcher started this process.
 
     Raises:
-        UsageError: RANK or WORLD_SIZE is set without the others, or one is no number.
+        UsageError: RANK or WORLD_SIZE is set without the others, or one is not what it has to be.
     """
     if not {"RANK", "WORLD_SIZE"} & environ.keys():
         return None
@@ -60,40 +61,21 @@ def place_from_environment(environ: Mapping[str, str]) -> Place | None:
     rank, size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
     if not 0 <= rank < size:
         raise UsageError(f"RANK is {rank} with WORLD_SIZE {size}; needed: a rank in 0…{size - 1}")
-    local_rank = _number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else rank
-    local_size = _number(environ, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environ else size
-    return Place(rank, size, local_rank, local_size)
-
-
-@contextmanager
-def connected(place: Place, *, timeout_s: float) -> Iterator["dist.ProcessGroup | None"]:
-    """Join the job and yield the group of all its ranks; None for a rank on its own, which needs none.
-
-    Raises:
-        RunError: the job's store did not answer within the time-out.
-    """
-    if place.size == 1:
-        yield None
-        return
-    timeout = timedelta(seconds=timeout_s)
-    try:
-        if place.port is None:
-            dist.init_process_group("gloo", timeout=timeout)
-        else:
-            # Gloo would otherwise look up the host's name, and listen beyond the loopback interface.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback_interface())
-            store = TCPStore(LOOPBACK, place.port, is_master=False, timeout=timeout)
-            dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=timeout)
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise RunError(
-            f"rank {place.rank} could not join the job: {reason}; see whether the other ranks have started, and raise "
-            f"--runtime.timeout-s ({timeout_s:g}) if they are slow to"
-        ) from error
-    try:
-        yield dist.group.WORLD
-    finally:
-        dist.destroy_process_group()
+    store = Endpoint(environ["MASTER_ADDR"], _number(environ, "MASTER_PORT"))
+    if not 0 < store.port < 65536:
+        raise UsageError(f"MASTER_PORT is {store.port}; needed: a port in 1…65535, the same on every rank")
+    local_size = _number(environ, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environ else None
+    return Place(
+        rank,
+        size,
+        local_rank=_number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else rank,
+        local_size=local_size or size,
+        store=store,
+        # The agents of torchrun keep one store for all attempts.
+        holds_store=rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        spans_hosts=local_size != size and not is_local_name(store.host),
+        restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in environ else 0,
+    )
 
 
 def use_cores(place: Place) -> None:
@@ -109,8 +91,3 @@ def _number(environ: Mapping[str, str], name: str) -> int:
         return int(environ[name])
     except ValueError:
         raise UsageError(f"the environment variable {name} is {environ[name]!r}; needed: a whole number") from None
-
-
-def _loopback_interface() -> str:
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), names[0])
