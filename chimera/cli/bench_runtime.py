@@ -22,8 +22,8 @@ from chimera.ir.action import Kind
 from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
 from chimera.launch.connect import connected
-from chimera.launch.environment import Place
 from chimera.launch.local import run_local
+from chimera.launch.place import Place
 from chimera.launch.processes import Tell
 from chimera.simulate import simulate
 

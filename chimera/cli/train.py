@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -25,7 +26,7 @@ from chimera.cli.terminal import console
 from chimera.cli.training import PRELOAD, run_joined, run_local
 from chimera.errors import RunError, UsageError
 from chimera.ir.versions import updates_of_microbatches
-from chimera.launch import place_from_environment, warm_up
+from chimera.launch import allocated_nodes, place_from_environment, warm_up
 from chimera.models import count_parameters
 from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config import TrainConfig
@@ -137,8 +138,9 @@ def train_command(
     if dry_run:
         _say_dry_run(settings, layout, json=json)
         return
-    place = place_from_environment(os.environ)
+    place = place_from_environment(os.environ, folder=Path(settings.train.out))
     if place is None:
+        _say_idle_nodes(settings)
         # A rank of a job looks once it has met the others: they know whether the job began the run itself.
         check_folder(settings, resume=resume)
         warm_up(PRELOAD)
@@ -164,6 +166,17 @@ def _say_dry_run(config: TrainConfig, layout: Layout, *, json: bool) -> None:
     out = console()
     out.print("\n".join(summary(config, layout)))
     print_dry_run(out, config, layout)
+
+
+def _say_idle_nodes(config: TrainConfig) -> None:
+    """Say so where the ranks start on this host though the caller has several nodes of SLURM."""
+    nodes = allocated_nodes(os.environ)
+    if nodes > 1 and config.world_size > 1:
+        print(
+            f"this allocation has {nodes} nodes, and all {config.world_size} ranks start on this host; to use them "
+            f"all: srun --nodes {nodes} --ntasks {config.world_size} chimera train …",
+            file=sys.stderr,
+        )
 
 
 def summary(config: TrainConfig, layout: Layout) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from chimera import launch
-from chimera.errors import ConfigError
+from chimera.errors import ConfigError, UsageError
 from chimera.launch import Place, Tell
 from chimera.plan.ranks import RankGrid
 from chimera.train.config import TrainConfig
@@ -73,8 +73,13 @@ def run_joined(
         ChimeraError: as ``run_local``.
     """
     grid = config.grid
-    RankGrid.of_world(place.size, tensor=grid.tensor, data=grid.data, pipeline=grid.pipeline)
+    try:
+        RankGrid.of_world(place.size, tensor=grid.tensor, data=grid.data, pipeline=grid.pipeline)
+    except UsageError as error:
+        raise UsageError(f"{error}. How many there are is said by {place.size_option}") from None
     launch.use_cores(place)
+    if place.ends_with_parent:
+        launch.end_with_parent(place.rank)
 
     def tell(event: Any) -> None:
         if place.rank == 0 and on_event is not None and not isinstance(event, str):

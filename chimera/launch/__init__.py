@@ -1,10 +1,13 @@
 """Floor 6: starts the ranks of a job on this host, or joins those that another launcher started. Knows no training."""
 
 from chimera.launch.connect import Job, connected, joined
-from chimera.launch.environment import Place, place_from_environment, use_cores
+from chimera.launch.environment import place_from_environment
 from chimera.launch.interfaces import find_interface, interface_towards, loopback
 from chimera.launch.local import run_local, warm_up
+from chimera.launch.parent import end_with_parent
+from chimera.launch.place import Place, use_cores
 from chimera.launch.processes import Tell
+from chimera.launch.slurm_step import allocated_nodes
 from chimera.launch.store import Endpoint, StoreFile, hold_store
 
 __all__ = [
@@ -13,7 +16,9 @@ __all__ = [
     "Place",
     "StoreFile",
     "Tell",
+    "allocated_nodes",
     "connected",
+    "end_with_parent",
     "find_interface",
     "hold_store",
     "interface_towards",

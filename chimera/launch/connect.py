@@ -4,6 +4,7 @@ What a rank listens on is bound to one interface, whatever started it. What the 
 """
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from chimera.errors import RunError, UsageError
-from chimera.launch.environment import Place
 from chimera.launch.interfaces import Interface, address_of, find_interface, interface_towards, is_loopback, loopback
+from chimera.launch.place import Place
 from chimera.launch.roll_call import call_roll
 from chimera.launch.store import Endpoint, StoreFile, hold_store, join_store, publish, read_published
 
@@ -82,11 +83,16 @@ def joined(place: Place, *, timeout_s: float, interface: str | None = None, port
         _use_interface(here or _default(place, endpoint))
         try:
             root = join_store(endpoint, timeout_s=timeout_s)
-            store = PrefixStore(call_roll(root, place.rank, place.size, timeout_s=timeout_s), root)
+            host = place.host or socket.gethostname()
+            attempt = call_roll(root, place.rank, place.size, host=host, timeout_s=timeout_s)
+            store = PrefixStore(attempt, root)
             dist.init_process_group(
                 "gloo", store=store, rank=place.rank, world_size=place.size, timeout=timedelta(seconds=timeout_s)
             )
             restarts = _restarts(place, root)
+            if place.holds_store and isinstance(place.store, StoreFile):
+                # All have read it. What is killed later leaves none behind.
+                place.store.path.unlink(missing_ok=True)
         except (RuntimeError, ValueError) as error:
             raise RunError(_not_joined(place, endpoint, error, timeout_s)) from error
         linger_s = _AFTER_FAILURE_S

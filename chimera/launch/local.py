@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from typing import Any
 
-from chimera.launch.environment import Place
 from chimera.launch.interfaces import LOOPBACK, find_interface
+from chimera.launch.place import Place
 from chimera.launch.processes import Main, start_method, watch
 from chimera.launch.store import hold_store
 

@@ -6,7 +6,6 @@ keys of this attempt.
 """
 
 import secrets
-import socket
 import time
 from datetime import timedelta
 
@@ -19,17 +18,24 @@ __all__ = ["call_roll"]
 _NAP_S = 0.01
 
 
-def call_roll(store: Store, rank: int, size: int, *, timeout_s: float) -> str:
+def call_roll(store: Store, rank: int, size: int, *, host: str, timeout_s: float) -> str:
     """Wait until every rank has called this, and return what keys of this attempt begin with, equal on all ranks.
+
+    Args:
+        store: of the job, perhaps one that earlier attempts used.
+        rank: of the caller.
+        size: ranks of the job.
+        host: what this rank's host is called.
+        timeout_s: how long to wait for the others.
 
     Raises:
         RunError: on the first rank, naming those that did not come within the time-out.
         RuntimeError: on another, the first rank did not answer, or the store is gone.
     """
     if rank == 0:
-        return _call(store, size, timeout_s)
+        return _call(store, size, host, timeout_s)
     word = secrets.token_hex(8)
-    store.set(f"roll/here/{rank}", f"{word} {socket.gethostname()}")
+    store.set(f"roll/here/{rank}", f"{word} {host}")
     answer = f"roll/answer/{word}"
     store.wait([answer], timedelta(seconds=timeout_s))
     attempt = store.get(answer).decode()
@@ -37,10 +43,10 @@ def call_roll(store: Store, rank: int, size: int, *, timeout_s: float) -> str:
     return attempt
 
 
-def _call(store: Store, size: int, timeout_s: float) -> str:
+def _call(store: Store, size: int, host: str, timeout_s: float) -> str:
     attempt = secrets.token_hex(8)
     deadline = time.monotonic() + timeout_s
-    hosts = {0: socket.gethostname()}
+    hosts = {0: host}
     missing = list(range(1, size))
     answered: set[str] = set()
     while missing:

@@ -9,7 +9,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -112,13 +112,17 @@ def _await_listener(endpoint: Endpoint, timeout_s: float) -> None:
 @contextmanager
 def publish(path: Path, endpoint: Endpoint) -> Iterator[None]:
     """Write where the store is, for as long as the context lasts."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps({"host": endpoint.host, "port": endpoint.port}), encoding="utf-8")
+    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
     try:
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps({"host": endpoint.host, "port": endpoint.port}), encoding="utf-8")
         yield
     finally:
         path.unlink(missing_ok=True)
+        with suppress(OSError):
+            # A run that never began leaves no folder; one that holds something stays.
+            for folder in made:
+                folder.rmdir()
 
 
 def read_published(path: Path, *, timeout_s: float) -> Endpoint:
