@@ -6,6 +6,7 @@ which starts ranks. Prints nothing.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from chimera import launch
-from chimera.errors import ConfigError, UsageError
+from chimera.errors import ConfigError, NonFiniteError, RunError, UsageError
 from chimera.launch import Place, Tell
 from chimera.plan.ranks import RankGrid
 from chimera.train.config import TrainConfig
@@ -31,14 +32,21 @@ The last takes a second, and torch loads it at the first step of any optimizer.
 
 
 def run_local(
-    config: TrainConfig, *, resume: bool = False, on_event: Callable[[Event], None] | None = None
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    restarts: int = 0,
+    on_event: Callable[[Event], None] | None = None,
+    on_failure: Callable[[RunError], None] | None = None,
 ) -> TrainingResult:
     """Train on ``config.world_size`` processes of this host and return what it came to.
 
     Args:
         config: the run.
         resume: go on from the newest checkpoint in ``config.train.out``.
+        restarts: how often to go on from the newest checkpoint after a rank died or stalled.
         on_event: called in this process with what the first rank reports.
+        on_failure: called with each failure that the run survives.
 
     Raises:
         ChimeraError: whatever is wrong; every rank has ended by then.
@@ -46,19 +54,33 @@ def run_local(
     # What can be known here is, before any process is started.
     check_folder(config, resume=resume)
     layout_of(config)
+    began = False
 
     def pass_on(rank: int, event: Any) -> None:
+        nonlocal began
+        began = began or isinstance(event, Started)
         if rank == 0 and on_event is not None:
             on_event(event)
 
-    results: list[Any] = launch.run_local(
-        partial(run_rank, config, resume=resume),
-        config.world_size,
-        port=config.runtime.port,
-        interface=config.runtime.interface,
-        preload=PRELOAD,
-        on_message=pass_on,
-    )
+    for attempt in count():
+        try:
+            results: list[Any] = launch.run_local(
+                partial(run_rank, config, resume=resume),
+                config.world_size,
+                port=config.runtime.port,
+                interface=config.runtime.interface,
+                restarts=attempt,
+                preload=PRELOAD,
+                on_message=pass_on,
+            )
+        except RunError as error:
+            # What never began would fail again, and so would numbers that grew without bound.
+            if attempt == restarts or not began or isinstance(error, NonFiniteError):
+                raise
+            if on_failure is not None:
+                on_failure(error)
+        else:
+            break
     result: TrainingResult = results[0]
     return result
 
