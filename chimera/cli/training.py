@@ -18,6 +18,8 @@ from chimera.train.config import TrainConfig
 from chimera.train.events import Event, TrainingResult
 from chimera.train.folder import check_folder
 from chimera.train.layout import layout_of
+from chimera.train.tracking.command import Command
+from chimera.train.tracking.extras import require_trackers
 
 __all__ = ["PRELOAD", "run_joined", "run_local"]
 
@@ -43,6 +45,7 @@ def run_local(
     """
     # What can be known here is, before any process is started.
     check_folder(config, resume=resume)
+    require_trackers(config.metrics)
     layout_of(config)
 
     def pass_on(rank: int, event: Any) -> None:
@@ -50,7 +53,7 @@ def run_local(
             on_event(event)
 
     results: list[Any] = launch.run_local(
-        partial(_train_on_rank, config, resume),
+        partial(_train_on_rank, config, resume, Command.here()),
         config.world_size,
         port=config.runtime.port,
         preload=PRELOAD,
@@ -77,17 +80,23 @@ def run_joined(
         if place.rank == 0 and on_event is not None and not isinstance(event, str):
             on_event(event)
 
-    return _train_on_rank(config, resume, place, tell)
+    return _train_on_rank(config, resume, Command.here(), place, tell)
 
 
-def _train_on_rank(config: TrainConfig, resume: bool, place: Place, tell: Tell) -> TrainingResult | None:  # noqa: FBT001
+def _train_on_rank(
+    config: TrainConfig,
+    resume: bool,  # noqa: FBT001
+    command: Command,
+    place: Place,
+    tell: Tell,
+) -> TrainingResult | None:
     # Ranks are forked with this loaded; the process that starts them does without.
     from chimera.train.loop import train
 
     device = _device(config, place)
     tell("connecting to the other ranks")
     with launch.connected(place, timeout_s=config.runtime.timeout_s) as group:
-        result = train(config, group, device=device, resume=resume, report=tell)
+        result = train(config, group, device=device, resume=resume, command=command, report=tell)
     return result if place.rank == 0 else None
 
 
