@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.conf import Positional, arg
 
+from chimera.cli.account import account, tracker_lines
 from chimera.cli.dry_run import print_dry_run, print_dry_run_json
 from chimera.cli.options import Flag
 from chimera.cli.terminal import console
@@ -31,7 +32,7 @@ from chimera.models import count_parameters
 from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS, load_config, section_classes, section_types, type_text
-from chimera.train.events import Event, Restarted, Saved, Started, TrainingResult
+from chimera.train.events import Event, Restarted, Saved, Started, TrackerFailed, TrainingResult
 from chimera.train.families import family_of, layers_of
 from chimera.train.folder import check_folder, newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
@@ -287,6 +288,8 @@ class TrainingView:
                 )
             case Restarted():
                 self.out.print(_restart_text(event))
+            case TrackerFailed():
+                print(f"{event.name} failed, training goes on without it: {event.failure}", file=sys.stderr)
             case Saved() if self._bar is None:
                 self.out.print(f"saved {event.path}")
             case str() if self._bar is not None and self._task is not None and not self.step:
@@ -366,6 +369,8 @@ def _outcome(result: TrainingResult) -> list[str]:
             f"updated weights were gathered for {result.last.gather_ms:.1f} ms of the last step, "
             f"{result.last.gather_hidden_ms:.1f} ms of it beside other work"
         )
+    if result.record is not None:
+        lines += [account(result.record), *tracker_lines(result.record)]
     lines.append(f"{result.steps} steps, {result.train_s:.1f} s of training; files in {result.out}")
     lines.append(f"newest checkpoint {result.checkpoint}")
     return lines

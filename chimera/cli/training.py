@@ -21,6 +21,8 @@ from chimera.train.config import TrainConfig
 from chimera.train.events import Event, Restarted, Started, TrainingResult
 from chimera.train.folder import CHECKPOINTS, check_folder, checkpoint_path, checkpoint_steps
 from chimera.train.layout import layout_of
+from chimera.train.tracking.command import Command
+from chimera.train.tracking.extras import require_trackers
 
 __all__ = ["PRELOAD", "run_joined", "run_local", "run_rank"]
 
@@ -53,6 +55,7 @@ def run_local(
     """
     # What can be known here is, before any process is started.
     check_folder(config, resume=resume)
+    require_trackers(config.metrics)
     layout_of(config)
     began = False
 
@@ -65,7 +68,7 @@ def run_local(
     for attempt in count():
         try:
             results: list[Any] = launch.run_local(
-                partial(run_rank, config, resume=resume),
+                partial(run_rank, config, resume=resume, command=Command.here()),
                 config.world_size,
                 port=config.runtime.port,
                 interface=config.runtime.interface,
@@ -107,10 +110,12 @@ def run_joined(
         if place.rank == 0 and on_event is not None and not isinstance(event, str):
             on_event(event)
 
-    return run_rank(config, place, tell, resume=resume)
+    return run_rank(config, place, tell, resume=resume, command=Command.here())
 
 
-def run_rank(config: TrainConfig, place: Place, tell: Tell, *, resume: bool = False) -> TrainingResult | None:
+def run_rank(
+    config: TrainConfig, place: Place, tell: Tell, *, resume: bool = False, command: Command | None = None
+) -> TrainingResult | None:
     """Train as the rank at ``place``, whoever started it; the first rank returns the result.
 
     A job that was started again after a failure goes on from the newest checkpoint of its run by itself.
@@ -120,6 +125,7 @@ def run_rank(config: TrainConfig, place: Place, tell: Tell, *, resume: bool = Fa
         place: of this rank, one of ``config.world_size``.
         tell: called with what this rank is at, as texts; on the first rank also with every other event.
         resume: go on from the newest checkpoint in ``config.train.out``.
+        command: what started the run, for its record; None for this process's own.
 
     Raises:
         ChimeraError: whatever is wrong.
@@ -145,6 +151,7 @@ def run_rank(config: TrainConfig, place: Place, tell: Tell, *, resume: bool = Fa
             device=device,
             resume=resume or step > 0,
             restarted=job.restarts > 0,
+            command=command,
             report=report,
         )
     return result if place.rank == 0 else None

@@ -257,7 +257,7 @@ class Actions:
 
     def _reducing_early(self, action: Action) -> AbstractContextManager[None]:
         """Start buckets inside the last backward of a stage, where its reduction would follow at once anyway."""
-        if self._position not in self._before_reduction:
+        if self._position not in self._before_reduction or not self._reduction.exchanges(action.stage):
             return nullcontext()
         return self._stages[action.stage].telling(self._reduction.arrived)
 

@@ -58,6 +58,7 @@ def test_a_run_writes_its_files(folder, whole):
         "config.toml",
         "evaluation.jsonl",
         "metrics.jsonl",
+        "run.json",
         "timeline.json",
     ]
     rows = read_rows(out / "metrics.jsonl")
