@@ -1,4 +1,4 @@
-"""``chimera train`` as a rank of a job of torchrun, or of a script on two hosts: losses, restarts, sockets."""
+"""Runs of torchrun, of a script on two hosts and of ``chimera launch local``: losses, restarts, sockets."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import two_hosts
 from promises import END_AFTER_DEATH_S
-from small_runs import children, living, small_overrides
+from small_runs import children, living, ranks_below, small_overrides
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
 CHIMERA = [sys.executable, "-m", "chimera"]
@@ -84,6 +84,19 @@ def test_a_killed_worker_of_torchrun_is_started_again(folder, unbroken):
     step = int(re.search(r"^restart 1  goes on from \S+/restarted/checkpoints/step-(\d+)$", out, flags=re.MULTILINE)[1])
     assert f"from step {step}\n" in out
     assert losses(folder, "restarted") == unbroken
+
+
+def test_a_killed_process_of_launch_local_is_started_again(folder, unbroken):
+    """Ranks of this host are started again too; what killed the first ones is said, and the losses are the same."""
+    command = [*CHIMERA, "launch", "local", *words(folder, "local")[1:], "--restarts", "1"]
+    with started(command) as parent:
+        await_checkpoint(folder, "local", parent)
+        os.kill(ranks_below(parent.pid)[1], signal.SIGKILL)
+        out, err = parent.communicate(timeout=120)
+    assert parent.returncode == 0, err
+    assert err.startswith("error: rank 1 was ended by SIGKILL")
+    assert re.search(r"^restart 1  goes on from \S+/local/checkpoints/step-\d+$", out, flags=re.MULTILINE)
+    assert losses(folder, "local") == unbroken
 
 
 @pytest.mark.long
