@@ -30,7 +30,7 @@ class Place:
             knows whether it had.
         host: what the launcher calls this host; None where its own name does.
         cores: this rank's share of them; None for an equal one of all.
-        size_option: how the launcher is told the number of ranks.
+        size_option: how the launcher is told the number of ranks, which stands for ``{}``.
         ends_with_parent: whether the process that started this one is to live as long, such as torchrun's agent.
     """
 
@@ -45,7 +45,7 @@ class Place:
     counts_any_failure: bool = False
     host: str | None = None
     cores: int | None = None
-    size_option: str = "WORLD_SIZE"
+    size_option: str = "WORLD_SIZE={}"
     ends_with_parent: bool = False
 
 
