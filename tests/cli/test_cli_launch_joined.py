@@ -126,6 +126,27 @@ def test_no_rank_outlives_torchruns_agent(folder):
     assert re.search(r"error: rank 0 ends because the process that started it \(number \d+\) was ended", err)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "within_s"), [(signal.SIGSTOP, 3.0), (signal.SIGKILL, 0.0)], ids=["stopped", "killed"])
+def test_the_first_rank_does_not_take_the_store_along(folder, how, within_s):
+    """When the rank whose part it is to hold the store stalls or dies, the others still say what every rank was doing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    out = f"first-{how.name}"
+    command = [*CHIMERA, *words(folder, out, "--train.steps", "100000", "--runtime.timeout-s", "3")]
+    environ = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with (
+        started(command, env=environ | {"RANK": "0"}) as first,
+        started(command, env=environ | {"RANK": "1"}) as second,
+    ):
+        await_checkpoint(folder, out, first)
+        first.send_signal(how)
+        _, err = second.communicate(timeout=within_s + END_AFTER_DEATH_S)
+        first.kill()
+    assert second.returncode == 1
+    assert re.search(r"what every rank was doing:(\n  rank \d: .+){2}", err), err
+
+
 def listening(process_id):
     """Return the addresses that the sockets of a process's network listen on."""
     found = set()
