@@ -19,7 +19,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Final
 
 from chimera.errors import ChimeraError, RunError, StalledError
-from chimera.launch.environment import Place, use_cores
+from chimera.launch.place import Place, use_cores
 
 __all__ = ["Main", "Tell", "start_method", "watch"]
 

@@ -71,6 +71,10 @@ class Reduction:
             elif factor != 1.0:
                 gradients.buffer.flat.mul_(factor)
 
+    def exchanges(self, stage: int) -> bool:
+        """Whether gradients of a stage's own parameters are summed with those of other ranks."""
+        return any(gradients.replicas is not None for gradients in self._of_stage[stage])
+
     def arrived(self, parameter: nn.Parameter) -> None:
         """Note that a gradient is complete, in the backward directly before the ``REDUCE_GRAD`` of its stage.
 

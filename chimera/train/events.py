@@ -8,7 +8,7 @@ from chimera.ir.timeline import Timeline
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 from chimera.train.tracking.record import RunRecord
 
-__all__ = ["Event", "Report", "Saved", "Started", "TrackerFailed", "TrainingResult"]
+__all__ = ["Event", "Report", "Restarted", "Saved", "Started", "TrackerFailed", "TrainingResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,19 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """The job failed, and its launcher has started it again.
+
+    Attributes:
+        restarts: how often so far.
+        checkpoint: that the run goes on from; None where it begins anew.
+    """
+
+    restarts: int
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """A checkpoint is complete."""
 
@@ -50,7 +63,7 @@ class TrackerFailed:
     failure: str
 
 
-Event = Started | StepMetrics | EvaluationMetrics | Saved | TrackerFailed | str
+Event = Restarted | Started | StepMetrics | EvaluationMetrics | Saved | TrackerFailed | str
 """What a rank reports; a text says what it is at. Only the first rank reports anything else."""
 
 Report = Callable[[Event], None]

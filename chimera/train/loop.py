@@ -55,6 +55,7 @@ def train(
     device: torch.device,
     resume: bool = False,
     command: Command | None = None,
+    restarted: bool = False,
     report: Report | None = None,
 ) -> TrainingResult:
     """Train on this rank, together with the others of ``group``.
@@ -65,13 +66,14 @@ def train(
         device: of this rank.
         resume: go on from the newest checkpoint of the run in ``train.out``.
         command: what the record of the run names as its origin; None for this process's own.
+        restarted: this job has begun the run before and failed; without ``resume``, it begins once more.
         report: called with each event; None reports to nobody.
 
     Raises:
         ChimeraError: see ``chimera.errors``; no file is left half-written.
     """
     report = report or _to_nobody
-    check_folder(config, resume=resume)
+    check_folder(config, resume=resume, restarted=restarted)
     require_trackers(config.metrics)
     layout = layout_of(config)
     report("reading the corpus")
@@ -382,8 +384,7 @@ class _Run:
     def _tell(self, activity: str) -> None:
         """Say what this rank is at, to whoever started it and to its peers."""
         self._report(activity)
-        if self._pipe.watch is not None:
-            self._pipe.watch.activity = activity
+        self._pipe.watch.activity = activity
 
 
 def _training_source(
