@@ -265,10 +265,10 @@ class TrainingView:
                 self.out.print(
                     f"step {event.step:>{len(str(self._steps))}}  held-out: {_terms_text(event.terms, ', ')}{right}"
                 )
-            case TrackerFailed():
-                print(f"{event.name} failed, training goes on without it: {event.failure}", file=sys.stderr)
             case Restarted():
                 self.out.print(_restart_text(event))
+            case TrackerFailed():
+                print(f"{event.name} failed, training goes on without it: {event.failure}", file=sys.stderr)
             case Saved() if self._bar is None:
                 self.out.print(f"saved {event.path}")
             case str() if self._bar is not None and self._task is not None and not self.step:

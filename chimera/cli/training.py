@@ -97,7 +97,7 @@ def run_joined(
         if place.rank == 0 and on_event is not None and not isinstance(event, str):
             on_event(event)
 
-    return run_rank(config, place, tell, resume=resume)
+    return run_rank(config, place, tell, resume=resume, command=Command.here())
 
 
 def run_rank(
@@ -112,7 +112,7 @@ def run_rank(
         place: of this rank, one of ``config.world_size``.
         tell: called with what this rank is at, as texts; on the first rank also with every other event.
         resume: go on from the newest checkpoint in ``config.train.out``.
-        command: what the record of the run names as its origin; None for this process's own.
+        command: what started the run, for its record; None for this process's own.
 
     Raises:
         ChimeraError: whatever is wrong.

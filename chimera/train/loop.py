@@ -55,8 +55,8 @@ def train(
     *,
     device: torch.device,
     resume: bool = False,
-    command: Command | None = None,
     restarted: bool = False,
+    command: Command | None = None,
     report: Report | None = None,
 ) -> TrainingResult:
     """Train on this rank, together with the others of ``group``.
@@ -66,8 +66,8 @@ def train(
         group: the ranks of the run, as ``config.grid`` numbers them; None for one rank on its own.
         device: of this rank.
         resume: go on from the newest checkpoint of the run in ``train.out``.
-        command: what the record of the run names as its origin; None for this process's own.
         restarted: this job has begun the run before and failed; without ``resume``, it begins once more.
+        command: what the record of the run names as its origin; None for this process's own.
         report: called with each event; None reports to nobody.
 
     Raises:
