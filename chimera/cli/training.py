@@ -5,6 +5,7 @@ which starts ranks. Prints nothing.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from chimera import launch
-from chimera.errors import ConfigError, UsageError
+from chimera.errors import ConfigError, FormatError, UsageError
 from chimera.launch import Place, Tell
 from chimera.plan.ranks import RankGrid
 from chimera.train.config import TrainConfig
@@ -22,6 +23,7 @@ from chimera.train.folder import CHECKPOINTS, check_folder, checkpoint_path, che
 from chimera.train.layout import layout_of
 from chimera.train.tracking.command import Command
 from chimera.train.tracking.extras import require_trackers
+from chimera.train.tracking.record import end_record
 
 __all__ = ["PRELOAD", "run_joined", "run_local", "run_rank"]
 
@@ -54,14 +56,21 @@ def run_local(
         if rank == 0 and on_event is not None:
             on_event(event)
 
-    results: list[Any] = launch.run_local(
-        partial(run_rank, config, resume=resume, command=Command.here()),
-        config.world_size,
-        port=config.runtime.port,
-        interface=config.runtime.interface,
-        preload=PRELOAD,
-        on_message=pass_on,
-    )
+    command = Command.here()
+    try:
+        results: list[Any] = launch.run_local(
+            partial(run_rank, config, resume=resume, command=command),
+            config.world_size,
+            port=config.runtime.port,
+            interface=config.runtime.interface,
+            preload=PRELOAD,
+            on_message=pass_on,
+        )
+    except BaseException as error:
+        # The first rank may have been killed; and what it has written, if anything, need not be the cause.
+        with suppress(OSError, FormatError):
+            end_record(Path(config.train.out), error, started_s=command.started_s)
+        raise
     result: TrainingResult = results[0]
     return result
 
