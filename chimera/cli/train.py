@@ -10,8 +10,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
@@ -38,7 +38,7 @@ from chimera.train.folder import check_folder, newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 
-__all__ = ["Overrides", "TrainingView", "summary", "train_command"]
+__all__ = ["Overrides", "TrainingView", "after_interrupt", "given_overrides", "summary", "train_command", "train_here"]
 
 _OVER_WORDS: Final = ("mlm", "lm")
 """Loss terms over the words of the vocabulary, which compare with their entropy."""
@@ -132,7 +132,7 @@ def train_command(
         dry_run: say which ranks there would be, and what each would hold and keep in memory; start nothing
         json: with --dry-run, as JSON
     """
-    settings = load_config(config, _given(overrides))
+    settings = load_config(config, given_overrides(overrides))
     layout = layout_of(settings)
     if json and not dry_run:
         raise UsageError("--json says what a dry run found; add --dry-run, or leave --json out")
@@ -142,22 +142,43 @@ def train_command(
     place = place_from_environment(os.environ, folder=Path(settings.train.out))
     if place is None:
         _say_idle_nodes(settings)
-        # A rank of a job looks once it has met the others: they know whether the job began the run itself.
-        check_folder(settings, resume=resume)
-        warm_up(PRELOAD)
-    view = TrainingView(console(), settings)
-    if place is None or place.rank == 0:
-        view.out.print("\n".join(summary(settings, layout)))
+        train_here(settings, resume=resume)
+    else:
+        _show(settings, partial(run_joined, settings, place, resume=resume), silent=place.rank > 0)
+
+
+def train_here(config: TrainConfig, *, resume: bool, restarts: int = 0) -> None:
+    """Train on processes of this host and show it.
+
+    Args:
+        config: the run.
+        resume: go on from the newest checkpoint of the run.
+        restarts: how often to do so after a rank died or stalled.
+
+    Raises:
+        ChimeraError: whatever is wrong.
+    """
+    check_folder(config, resume=resume)
+    warm_up(PRELOAD)
+    _show(config, partial(run_local, config, resume=resume, restarts=restarts, on_failure=_say_failure))
+
+
+def _show(config: TrainConfig, run: Callable[..., TrainingResult | None], *, silent: bool = False) -> None:
+    """Call ``run`` and show its events and what it came to; a silent one says nothing before that."""
+    view = TrainingView(console(), config)
+    if not silent:
+        view.out.print("\n".join(summary(config, layout_of(config))))
     try:
         with view:
-            if place is None:
-                result: TrainingResult | None = run_local(settings, resume=resume, on_event=view.show)
-            else:
-                result = run_joined(settings, place, resume=resume, on_event=view.show)
+            result = run(on_event=view.show)
     except KeyboardInterrupt:
-        raise RunError(_after_interrupt(settings, view.step)) from None
+        raise RunError(f"interrupted after step {view.step}; {after_interrupt(config)}") from None
     if result is not None:
         view.out.print("\n".join(_outcome(result)))
+
+
+def _say_failure(error: RunError) -> None:
+    print(f"error: {error}", file=sys.stderr)
 
 
 def _say_dry_run(config: TrainConfig, layout: Layout, *, json: bool) -> None:
@@ -318,8 +339,8 @@ def _norm_text(event: StepMetrics) -> str:
     return f"gradient norm {event.grad_norm:.3g}"
 
 
-def _given(overrides: Any) -> Mapping[str, str]:
-    """Return the options that were set, by section.key."""
+def given_overrides(overrides: Any) -> Mapping[str, str]:
+    """Return the options of a configuration that were set on the command line, by section.key."""
     return {
         f"{section}.{name}": value
         for section in SECTIONS
@@ -355,8 +376,9 @@ def _outcome(result: TrainingResult) -> list[str]:
     return lines
 
 
-def _after_interrupt(config: TrainConfig, step: int) -> str:
+def after_interrupt(config: TrainConfig) -> str:
+    """Say how an interrupted run can go on."""
     saved = newest_checkpoint(config.train.out)
     if saved is None:
-        return f"interrupted after step {step}; there is no checkpoint yet, so the run cannot be resumed"
-    return f"interrupted after step {step}; the newest checkpoint is {saved}, --resume goes on from there"
+        return "there is no checkpoint yet, so the run cannot be resumed"
+    return f"the newest checkpoint is {saved}, --resume goes on from there"

@@ -7,6 +7,7 @@ which starts ranks. Prints nothing.
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from chimera import launch
-from chimera.errors import ConfigError, FormatError, UsageError
+from chimera.errors import ConfigError, FormatError, NonFiniteError, RunError, UsageError
 from chimera.launch import Place, Tell
 from chimera.plan.ranks import RankGrid
 from chimera.train.config import TrainConfig
@@ -35,14 +36,21 @@ The last takes a second, and torch loads it at the first step of any optimizer.
 
 
 def run_local(
-    config: TrainConfig, *, resume: bool = False, on_event: Callable[[Event], None] | None = None
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    restarts: int = 0,
+    on_event: Callable[[Event], None] | None = None,
+    on_failure: Callable[[RunError], None] | None = None,
 ) -> TrainingResult:
     """Train on ``config.world_size`` processes of this host and return what it came to.
 
     Args:
         config: the run.
         resume: go on from the newest checkpoint in ``config.train.out``.
+        restarts: how often to go on from the newest checkpoint after a rank died or stalled.
         on_event: called in this process with what the first rank reports.
+        on_failure: called with each failure that the run survives.
 
     Raises:
         ChimeraError: whatever is wrong; every rank has ended by then.
@@ -51,11 +59,30 @@ def run_local(
     check_folder(config, resume=resume)
     require_trackers(config.metrics)
     layout_of(config)
+    began = False
 
     def pass_on(rank: int, event: Any) -> None:
+        nonlocal began
+        began = began or isinstance(event, Started)
         if rank == 0 and on_event is not None:
             on_event(event)
 
+    for attempt in count():
+        try:
+            return _attempt(config, resume=resume, restarts=attempt, on_message=pass_on)
+        except RunError as error:
+            # What never began would fail again, and so would numbers that grew without bound.
+            if attempt == restarts or not began or isinstance(error, NonFiniteError):
+                raise
+            if on_failure is not None:
+                on_failure(error)
+    raise AssertionError("the loop has no end")
+
+
+def _attempt(
+    config: TrainConfig, *, resume: bool, restarts: int, on_message: Callable[[int, Any], None]
+) -> TrainingResult:
+    """Start all ranks once; a failure is entered into the run's record."""
     command = Command.here()
     try:
         results: list[Any] = launch.run_local(
@@ -63,8 +90,9 @@ def run_local(
             config.world_size,
             port=config.runtime.port,
             interface=config.runtime.interface,
+            restarts=restarts,
             preload=PRELOAD,
-            on_message=pass_on,
+            on_message=on_message,
         )
     except BaseException as error:
         # The first rank may have been killed; and what it has written, if anything, need not be the cause.

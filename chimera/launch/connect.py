@@ -107,10 +107,9 @@ def joined(place: Place, *, timeout_s: float, interface: str | None = None, port
 def _restarts(place: Place, root: Store) -> int:
     """Agree on how often the job was started again; an attempt that failed before its work began does not count.
 
-    A launcher that has replaced a host counts from 0 there, so the largest count is the job's. A store that has just
-    been made remembers nothing, and the launcher's word is taken.
+    A launcher that has replaced a host counts from 0 there, so the largest count is the job's.
     """
-    counted = place.rank > 0 or place.holds_store or root.check([_BEGUN])
+    counted = not place.counts_any_failure or root.check([_BEGUN])
     told = torch.tensor([place.restarts, int(not counted)])
     dist.all_reduce(told, dist.ReduceOp.MAX)
     restarts, none_counts = told.tolist()

@@ -5,11 +5,12 @@ are told: by whoever starts them, or through a file that all ranks see. Whoever 
 process that outlives all of them.
 """
 
+import errno
 import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Final
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not marked so
 
 from chimera.errors import RunError
-from chimera.ir.files import replacing
+from chimera.ir.files import making_folder, replacing
 from chimera.launch.interfaces import LOOPBACK
 
 __all__ = ["Endpoint", "StoreFile", "hold_store", "join_store", "publish", "read_published"]
@@ -112,17 +113,13 @@ def _await_listener(endpoint: Endpoint, timeout_s: float) -> None:
 @contextmanager
 def publish(path: Path, endpoint: Endpoint) -> Iterator[None]:
     """Write where the store is, for as long as the context lasts."""
-    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    try:
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps({"host": endpoint.host, "port": endpoint.port}), encoding="utf-8")
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        with suppress(OSError):
-            # A run that never began leaves no folder; one that holds something stays.
-            for folder in made:
-                folder.rmdir()
+    with making_folder(path.parent):
+        try:
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps({"host": endpoint.host, "port": endpoint.port}), encoding="utf-8")
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def read_published(path: Path, *, timeout_s: float) -> Endpoint:
@@ -156,6 +153,11 @@ def _listening(address: str, port: int, option: str) -> socket.socket:
         listener.listen(_PENDING)
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise RunError(
+                f"{address} is no address of this host, but this is the first rank; set MASTER_ADDR to an address of "
+                "the host that has rank 0"
+            ) from error
         raise RunError(
             f"port {port} on {address} cannot be used: {error.strerror or error}; set {option} to another one"
             + (", or to 0 for any that is free" if option == "--runtime.port" else "")
