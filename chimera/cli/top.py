@@ -176,7 +176,7 @@ def _headline(run: Path, view: JobView) -> str:
     return text if view.reason is None else f"{text}: {_plain(view.reason, 200)}"
 
 
-_HEADINGS: Final = (
+_HEADINGS: Final[tuple[str, ...]] = (
     *("rank", "host", "state", "at", "for", "waits for"),
     *("step", "step s", "tokens/s", "idle", "memory\nGiB", "GPU\nGiB"),
 )
