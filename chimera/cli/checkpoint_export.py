@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 from chimera.cli.checkpoint_inspect import find_checkpoint
 from chimera.errors import UsageError
 from chimera.train.checkpoint import read_checkpoint
-from chimera.train.export import EXPORT_TYPES, export_checkpoint
+from chimera.train.conversion import EXPORT_TYPES, export_checkpoint
 from chimera.train.families import family_of
 
 __all__ = ["checkpoint_export"]

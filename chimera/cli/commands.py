@@ -43,6 +43,11 @@ COMMANDS = (
         "chimera.cli.checkpoint_export:checkpoint_export",
         "Write weights as transformers reads them.",
     ),
+    Command(
+        "checkpoint import",
+        "chimera.cli.checkpoint_import:checkpoint_import",
+        "Begin a run from weights that transformers wrote.",
+    ),
     Command("schedule list", "chimera.cli.schedule_list:schedule_list", "Name every schedule and what it takes."),
     Command("schedule show", "chimera.cli.schedule_show:schedule_show", "Draw a schedule in time, one row per rank."),
     Command("schedule check", "chimera.cli.schedule_check:schedule_check", "Prove a schedule, or point at its faults."),

@@ -3,10 +3,11 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from small_runs import small_config
+from small_runs import small_config, small_overrides
 
 from chimera.cli.main import main
 from chimera.cli.training import run_local
@@ -14,7 +15,7 @@ from chimera.errors import CheckpointError
 from chimera.models.huggingface import HuggingFaceWeights
 from chimera.tensor.sharding import WHOLE
 from chimera.train.checkpoint import load_tensors, read_checkpoint
-from chimera.train.export import export_checkpoint
+from chimera.train.conversion import export_checkpoint
 from chimera.train.stored import parameter_shapes, stored_tensors
 
 
@@ -153,6 +154,50 @@ def test_an_exported_model_opens_in_transformers(run, tmp_path, capsys):
     assert not report["unexpected_keys"]
     ours = weights_of(run / "checkpoints" / "step-00000002")["0.word.weight"]
     assert torch.equal(opened.bert.embeddings.word_embeddings.weight, ours.to(torch.bfloat16))
+
+
+def test_imported_weights_train_as_those_read_at_the_start(run, tmp_path, capsys):
+    """A run resumed from an imported checkpoint makes the steps of one that reads the weights itself, bit for bit."""
+    folder, exported = run.parent, tmp_path / "exported"
+    export_checkpoint(read_checkpoint(run / "checkpoints" / "step-00000002"), exported, file_bytes=10_000)
+    config = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
+    words = [config, *small_overrides(folder), "--train.out", str(tmp_path / "imported")]
+    assert main(["checkpoint", "import", str(exported), *words]) == 0
+    checkpoint = tmp_path / "imported" / "checkpoints" / "step-00000000"
+    assert capsys.readouterr().out.startswith(f"wrote {checkpoint}; ")
+    assert main(["checkpoint", "inspect", str(checkpoint)]) == 0
+    assert "adamw after 0 updates" in capsys.readouterr().out
+    steps = {"train__steps": 1, "train__evaluation_samples": 0}
+    imported = run_local(small_config(folder, train__out=tmp_path / "imported", **steps), resume=True)
+    itself = run_local(small_config(folder, train__out=tmp_path / "itself", train__weights=exported, **steps))
+    assert imported.last.loss == itself.last.loss
+    one, other = weights_of(imported.checkpoint), weights_of(itself.checkpoint)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        ([], 2, r"holds a run already"),
+        (
+            ["--train.out", "{}/new", "--model.num-layers", "3"],
+            1,
+            r"these are not the weights of this model; missing: ",
+        ),
+        (["--train.out", "{}/new", "--model.hidden-size", "32"], 1, r"weights of another size: 0\.word\.weight"),
+        (["--train.out", "{}/new", "--train.weights", "x"], 2, r"weights = 'x' would be read at the start of the run"),
+    ],
+)
+def test_foreign_weights_are_refused(run, tmp_path, capsys, more, code, message):
+    """Weights of another model, and a folder in use, are named; no file is left."""
+    exported = tmp_path / "exported"
+    export_checkpoint(read_checkpoint(run / "checkpoints" / "step-00000002"), exported, file_bytes=2**30)
+    config = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
+    words = [config, *small_overrides(run.parent), *(word.format(tmp_path) for word in more)]
+    assert main(["checkpoint", "import", str(exported), *words]) == code
+    assert re.search(message, capsys.readouterr().err)
+    assert not list(tmp_path.rglob("checkpoints/*"))
 
 
 def test_nothing_is_overwritten(run, tmp_path, capsys):
