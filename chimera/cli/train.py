@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -25,12 +26,12 @@ from chimera.cli.terminal import console
 from chimera.cli.training import PRELOAD, run_joined, run_local
 from chimera.errors import RunError, UsageError
 from chimera.ir.versions import updates_of_microbatches
-from chimera.launch import place_from_environment, warm_up
+from chimera.launch import allocated_nodes, place_from_environment, warm_up
 from chimera.models import count_parameters
 from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS, load_config, section_classes, section_types, type_text
-from chimera.train.events import Event, Saved, Started, TrainingResult
+from chimera.train.events import Event, Restarted, Saved, Started, TrainingResult
 from chimera.train.families import family_of, layers_of
 from chimera.train.folder import check_folder, newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
@@ -137,9 +138,11 @@ def train_command(
     if dry_run:
         _say_dry_run(settings, layout, json=json)
         return
-    check_folder(settings, resume=resume)
-    place = place_from_environment(os.environ)
+    place = place_from_environment(os.environ, folder=Path(settings.train.out))
     if place is None:
+        _say_idle_nodes(settings)
+        # A rank of a job looks once it has met the others: they know whether the job began the run itself.
+        check_folder(settings, resume=resume)
         warm_up(PRELOAD)
     view = TrainingView(console(), settings)
     if place is None or place.rank == 0:
@@ -163,6 +166,17 @@ def _say_dry_run(config: TrainConfig, layout: Layout, *, json: bool) -> None:
     out = console()
     out.print("\n".join(summary(config, layout)))
     print_dry_run(out, config, layout)
+
+
+def _say_idle_nodes(config: TrainConfig) -> None:
+    """Say so where the ranks start on this host though the caller has several nodes of SLURM."""
+    nodes = allocated_nodes(os.environ)
+    if nodes > 1 and config.world_size > 1:
+        print(
+            f"this allocation has {nodes} nodes, and all {config.world_size} ranks start on this host; to use them "
+            f"all: srun --nodes {nodes} --ntasks {config.world_size} chimera train …",
+            file=sys.stderr,
+        )
 
 
 def summary(config: TrainConfig, layout: Layout) -> list[str]:
@@ -250,6 +264,8 @@ class TrainingView:
                 self.out.print(
                     f"step {event.step:>{len(str(self._steps))}}  held-out: {_terms_text(event.terms, ', ')}{right}"
                 )
+            case Restarted():
+                self.out.print(_restart_text(event))
             case Saved() if self._bar is None:
                 self.out.print(f"saved {event.path}")
             case str() if self._bar is not None and self._task is not None and not self.step:
@@ -277,6 +293,11 @@ class TrainingView:
                 f"{_norm_text(event)}, {event.tokens_per_s:,.0f} tokens/s, "
                 f"idle {event.bubble_fraction:.1%}"
             )
+
+
+def _restart_text(event: Restarted) -> str:
+    what = f"goes on from {event.checkpoint}" if event.checkpoint else "begins anew, for there is no checkpoint yet"
+    return f"restart {event.restarts}  {what}"
 
 
 def _terms_text(terms: Mapping[str, float], between: str, *, digits: int = 4) -> str:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Final
 
-from chimera.launch.environment import Place, use_cores
+from chimera.launch.place import Place, use_cores
 from chimera.launch.verdict import Main, RankState, Tell, cause_of, is_report, outcome_of
 
 __all__ = ["Main", "Tell", "start_method", "watch"]

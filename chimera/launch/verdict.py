@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chimera.errors import ChimeraError, RunError, StalledError
-from chimera.launch.environment import Place
+from chimera.launch.place import Place
 
 __all__ = ["Main", "RankState", "Tell", "cause_of", "is_report", "outcome_of"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from chimera.ir.timeline import Timeline
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 
-__all__ = ["Event", "Report", "Saved", "Started", "TrainingResult"]
+__all__ = ["Event", "Report", "Restarted", "Saved", "Started", "TrainingResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,26 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """The job failed, and its launcher has started it again.
+
+    Attributes:
+        restarts: how often so far.
+        checkpoint: that the run goes on from; None where it begins anew.
+    """
+
+    restarts: int
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """A checkpoint is complete."""
 
     path: Path
 
 
-Event = Started | StepMetrics | EvaluationMetrics | Saved | str
+Event = Restarted | Started | StepMetrics | EvaluationMetrics | Saved | str
 """What a rank reports; a text says what it is at. Only the first rank reports anything else."""
 
 Report = Callable[[Event], None]

@@ -46,6 +46,7 @@ def train(
     *,
     device: torch.device,
     resume: bool = False,
+    restarted: bool = False,
     report: Report | None = None,
 ) -> TrainingResult:
     """Train on this rank, together with the others of ``group``.
@@ -55,13 +56,14 @@ def train(
         group: the ranks of the run, as ``config.grid`` numbers them; None for one rank on its own.
         device: of this rank.
         resume: go on from the newest checkpoint of the run in ``train.out``.
+        restarted: this job has begun the run before and failed; without ``resume``, it begins once more.
         report: called with each event; None reports to nobody.
 
     Raises:
         ChimeraError: see ``chimera.errors``; no file is left half-written.
     """
     report = report or _to_nobody
-    check_folder(config, resume=resume)
+    check_folder(config, resume=resume, restarted=restarted)
     layout = layout_of(config)
     report("reading the corpus")
     data = build_data(config.data)
