@@ -37,7 +37,7 @@ from chimera.train.folder import check_folder, newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 
-__all__ = ["Overrides", "TrainingView", "summary", "train_command"]
+__all__ = ["Overrides", "TrainingView", "after_interrupt", "given_overrides", "outcome", "summary", "train_command"]
 
 _OVER_WORDS: Final = ("mlm", "lm")
 """Loss terms over the words of the vocabulary, which compare with their entropy."""
@@ -131,7 +131,7 @@ def train_command(
         dry_run: say which ranks there would be, and what each would hold and keep in memory; start nothing
         json: with --dry-run, as JSON
     """
-    settings = load_config(config, _given(overrides))
+    settings = load_config(config, given_overrides(overrides))
     layout = layout_of(settings)
     if json and not dry_run:
         raise UsageError("--json says what a dry run found; add --dry-run, or leave --json out")
@@ -154,9 +154,9 @@ def train_command(
             else:
                 result = run_joined(settings, place, resume=resume, on_event=view.show)
     except KeyboardInterrupt:
-        raise RunError(_after_interrupt(settings, view.step)) from None
+        raise RunError(f"interrupted after step {view.step}; {after_interrupt(settings)}") from None
     if result is not None:
-        view.out.print("\n".join(_outcome(result)))
+        view.out.print("\n".join(outcome(result)))
 
 
 def _say_dry_run(config: TrainConfig, layout: Layout, *, json: bool) -> None:
@@ -315,8 +315,8 @@ def _norm_text(event: StepMetrics) -> str:
     return f"gradient norm {event.grad_norm:.3g}"
 
 
-def _given(overrides: Any) -> Mapping[str, str]:
-    """Return the options that were set, by section.key."""
+def given_overrides(overrides: Any) -> Mapping[str, str]:
+    """Return the options of a configuration that were set on the command line, by section.key."""
     return {
         f"{section}.{name}": value
         for section in SECTIONS
@@ -325,7 +325,8 @@ def _given(overrides: Any) -> Mapping[str, str]:
     }
 
 
-def _outcome(result: TrainingResult) -> list[str]:
+def outcome(result: TrainingResult) -> list[str]:
+    """Return what a run came to, in a few lines."""
     lines = []
     if result.last is None:
         lines.append(f"all {result.steps} steps were done already; raise --train.steps to go on")
@@ -350,8 +351,9 @@ def _outcome(result: TrainingResult) -> list[str]:
     return lines
 
 
-def _after_interrupt(config: TrainConfig, step: int) -> str:
+def after_interrupt(config: TrainConfig) -> str:
+    """Say how an interrupted run can go on."""
     saved = newest_checkpoint(config.train.out)
     if saved is None:
-        return f"interrupted after step {step}; there is no checkpoint yet, so the run cannot be resumed"
-    return f"interrupted after step {step}; the newest checkpoint is {saved}, --resume goes on from there"
+        return "there is no checkpoint yet, so the run cannot be resumed"
+    return f"the newest checkpoint is {saved}, --resume goes on from there"
