@@ -33,6 +33,7 @@ COMMANDS = (
     Command("top", "chimera.cli.top:top", "Watch what every rank of a run is at."),
     Command("launch local", "chimera.cli.launch_local:launch_local", "Train here, and go on when a process dies."),
     Command("launch slurm", "chimera.cli.launch_slurm:launch_slurm", "Train on the nodes of a SLURM cluster."),
+    Command("launch ray", "chimera.cli.launch_ray:launch_ray", "Train on the nodes of a Ray cluster."),
     Command(
         "checkpoint inspect",
         "chimera.cli.checkpoint_inspect:checkpoint_inspect",

@@ -177,26 +177,22 @@ def test_imported_weights_train_as_those_read_at_the_start(run, tmp_path, capsys
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "message"),
+    ("more", "outcome"),
     [
-        ([], 2, r"holds a run already"),
-        (
-            ["--train.out", "{}/new", "--model.num-layers", "3"],
-            1,
-            r"these are not the weights of this model; missing: ",
-        ),
-        (["--train.out", "{}/new", "--model.hidden-size", "32"], 1, r"weights of another size: 0\.word\.weight"),
-        (["--train.out", "{}/new", "--train.weights", "x"], 2, r"weights = 'x' would be read at the start of the run"),
+        ([], (2, r"holds a run already")),
+        (["--train.out", "{}/new", "--model.num-layers", "3"], (1, r"not the weights of this model; missing: ")),
+        (["--train.out", "{}/new", "--model.hidden-size", "32"], (1, r"weights of another size: 0\.word\.weight")),
+        (["--train.out", "{}/new", "--train.weights", "x"], (2, r"weights = 'x' would be read at the start")),
     ],
 )
-def test_foreign_weights_are_refused(run, tmp_path, capsys, more, code, message):
+def test_foreign_weights_are_refused(run, tmp_path, capsys, more, outcome):
     """Weights of another model, and a folder in use, are named; no file is left."""
     exported = tmp_path / "exported"
     export_checkpoint(read_checkpoint(run / "checkpoints" / "step-00000002"), exported, file_bytes=2**30)
     config = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
     words = [config, *small_overrides(run.parent), *(word.format(tmp_path) for word in more)]
-    assert main(["checkpoint", "import", str(exported), *words]) == code
-    assert re.search(message, capsys.readouterr().err)
+    assert main(["checkpoint", "import", str(exported), *words]) == outcome[0]
+    assert re.search(outcome[1], capsys.readouterr().err)
     assert not list(tmp_path.rglob("checkpoints/*"))
 
 
