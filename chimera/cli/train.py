@@ -38,7 +38,16 @@ from chimera.train.folder import check_folder, newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 
-__all__ = ["Overrides", "TrainingView", "after_interrupt", "given_overrides", "summary", "train_command", "train_here"]
+__all__ = [
+    "Overrides",
+    "TrainingView",
+    "after_interrupt",
+    "given_overrides",
+    "outcome",
+    "summary",
+    "train_command",
+    "train_here",
+]
 
 _OVER_WORDS: Final = ("mlm", "lm")
 """Loss terms over the words of the vocabulary, which compare with their entropy."""
@@ -174,7 +183,7 @@ def _show(config: TrainConfig, run: Callable[..., TrainingResult | None], *, sil
     except KeyboardInterrupt:
         raise RunError(f"interrupted after step {view.step}; {after_interrupt(config)}") from None
     if result is not None:
-        view.out.print("\n".join(_outcome(result)))
+        view.out.print("\n".join(outcome(result)))
 
 
 def _say_failure(error: RunError) -> None:
@@ -213,7 +222,7 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         f"{parameters:,} parameters, {config.train.dtype}",
         "ranks": _ranks(config),
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
-        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage)}",
+        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage, model.stacks)}",
         "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
         f"for equal stages {predicted_bubble(schedule):.1%}",
         "run": f"{config.train.steps} steps, {config.train.out}",
@@ -349,7 +358,8 @@ def given_overrides(overrides: Any) -> Mapping[str, str]:
     }
 
 
-def _outcome(result: TrainingResult) -> list[str]:
+def outcome(result: TrainingResult) -> list[str]:
+    """Return what a run came to, in a few lines."""
     lines = []
     if result.last is None:
         lines.append(f"all {result.steps} steps were done already; raise --train.steps to go on")

@@ -5,6 +5,7 @@ which starts ranks. Prints nothing.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from chimera import launch
-from chimera.errors import ConfigError, NonFiniteError, RunError, UsageError
+from chimera.errors import ConfigError, FormatError, NonFiniteError, RunError, UsageError
 from chimera.launch import Place, Tell
 from chimera.plan.ranks import RankGrid
 from chimera.train.config import TrainConfig
@@ -23,6 +24,7 @@ from chimera.train.folder import CHECKPOINTS, check_folder, checkpoint_path, che
 from chimera.train.layout import layout_of
 from chimera.train.tracking.command import Command
 from chimera.train.tracking.extras import require_trackers
+from chimera.train.tracking.record import end_record
 
 __all__ = ["PRELOAD", "run_joined", "run_local", "run_rank"]
 
@@ -67,23 +69,36 @@ def run_local(
 
     for attempt in count():
         try:
-            results: list[Any] = launch.run_local(
-                partial(run_rank, config, resume=resume, command=Command.here()),
-                config.world_size,
-                port=config.runtime.port,
-                interface=config.runtime.interface,
-                restarts=attempt,
-                preload=PRELOAD,
-                on_message=pass_on,
-            )
+            return _attempt(config, resume=resume, restarts=attempt, on_message=pass_on)
         except RunError as error:
             # What never began would fail again, and so would numbers that grew without bound.
             if attempt == restarts or not began or isinstance(error, NonFiniteError):
                 raise
             if on_failure is not None:
                 on_failure(error)
-        else:
-            break
+    raise AssertionError("the loop has no end")
+
+
+def _attempt(
+    config: TrainConfig, *, resume: bool, restarts: int, on_message: Callable[[int, Any], None]
+) -> TrainingResult:
+    """Start all ranks once; a failure is entered into the run's record."""
+    command = Command.here()
+    try:
+        results: list[Any] = launch.run_local(
+            partial(run_rank, config, resume=resume, command=command),
+            config.world_size,
+            port=config.runtime.port,
+            interface=config.runtime.interface,
+            restarts=restarts,
+            preload=PRELOAD,
+            on_message=on_message,
+        )
+    except BaseException as error:
+        # The first rank may have been killed; and what it has written, if anything, need not be the cause.
+        with suppress(OSError, FormatError):
+            end_record(Path(config.train.out), error, started_s=command.started_s)
+        raise
     result: TrainingResult = results[0]
     return result
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from chimera.tensor.gradient_buffer import gradient_dtype
 from chimera.tensor.linear import WeightProducts
 
 __all__ = ["looked_up"]
@@ -47,12 +48,12 @@ class _LookUp(torch.autograd.Function):
         numbers, table = ctx.saved_tensors
         if not ctx.needs_input_grad[1]:
             return None, None, None
+        into, whole = table.grad, None
         if ctx.products.completed is not None:
             # Autograd tells when the last use of a table has had its backward; a look-up knows its own alone.
-            return None, torch.ops.aten.embedding_dense_backward(gradient, numbers, table.shape[0], -1, False), None
-        if table.grad is None:
-            table.grad = torch.zeros_like(table)
+            into = whole = torch.zeros_like(table, dtype=gradient_dtype(table))
+        elif into is None:
+            into = table.grad = torch.zeros_like(table)
         # Unlike index_add_, this sums in the same order every time on a GPU too.
-        rows = gradient.flatten(0, -2).to(table.grad.dtype)
-        table.grad.index_put_((numbers.flatten(),), rows, accumulate=True)
-        return None, None, None
+        into.index_put_((numbers.flatten(),), gradient.flatten(0, -2).to(into.dtype), accumulate=True)
+        return None, whole, None

@@ -35,12 +35,13 @@ from chimera.train.layout import Layout, layout_of
 from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations
 from chimera.train.precision import in_precision, torch_dtype
 from chimera.train.state import describe, owned_state, require_same, restore
+from chimera.train.status_writer import StatusWriter
 from chimera.train.tracking.choice import trackers_of
 from chimera.train.tracking.command import Command
 from chimera.train.tracking.extras import require_trackers
 from chimera.train.tracking.masking import Masker
 from chimera.train.tracking.provenance import find_origin
-from chimera.train.tracking.record import RunRecord
+from chimera.train.tracking.record import RunRecord, end_of
 from chimera.train.tracking.tracking import Tracking
 from chimera.train.updating import Outcome, updating_of
 from chimera.train.weights import import_weights
@@ -115,8 +116,7 @@ class _Run:
             timeout_s=config.runtime.timeout_s,
         )
         self._loss = CountingLoss(family_of(config.model).loss(Vocabulary(config.model.vocab_size, parallel)))
-        scale = config.loss_scale if config.train.dtype == "fp16" else None
-        self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, scale)
+        self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, config.loss_scale_if_any)
         if config.train.compile:
             require_compiler(device)
         with torch.device("meta"):
@@ -159,6 +159,7 @@ class _Run:
         self._command = command
         self._report = report
         self._tracking: Tracking | None = None
+        self._status: StatusWriter | None = None
         self._evaluations: list[EvaluationMetrics] = []
         self._saved: Path | None = None
         self._timeline: Timeline | None = None
@@ -168,6 +169,8 @@ class _Run:
         self._pipe.close()
         if self._loader is not None:
             self._loader.close()
+        if self._status is not None:
+            self._status.close(end_of(error, Masker.of_environment(os.environ)))
         if self._tracking is None:
             return None
         self._tracking.close(error)
@@ -228,6 +231,8 @@ class _Run:
     def _open_files(self, start: int) -> None:
         # All ranks have come this far, so whatever could be wrong with the configuration is known by now.
         origin = find_origin(self._command, self._pipe.groups, self._device, Masker.of_environment(os.environ))
+        if start < self._config.train.steps:
+            self._status = StatusWriter(self._out, self._pipe, step=start)
         if not self._first:
             return
         self._out.mkdir(parents=True, exist_ok=True)
@@ -284,7 +289,7 @@ class _Run:
         step_s = time.perf_counter() - began
         self._timeline = self._pipe.timeline()
         gathers = self._pipe.gather_times() if self._config.parallel.shard_optimizer else None
-        return StepMetrics(
+        row = StepMetrics(
             step=step,
             loss=loss,
             terms=dict(terms),
@@ -298,6 +303,9 @@ class _Run:
             gather_ms=None if gathers is None else gathers.under_way_s * 1e3,
             gather_hidden_ms=None if gathers is None else gathers.hidden_s * 1e3,
         )
+        if self._status is not None:
+            self._status.stepped(row, self._timeline)
+        return row
 
     def _tokens_of(self, microbatches: int) -> int:
         """Return the positions of a step of so many micro-batches on each replica."""
@@ -378,14 +386,15 @@ class _Run:
 
     def _emit(self, row: StepMetrics | EvaluationMetrics) -> None:
         if self._tracking is not None:
+            if self._status is not None and self._status.failure is not None:
+                self._tracking.failed("status", self._status.failure)
             self._tracking.add(row)
             self._report(row)
 
     def _tell(self, activity: str) -> None:
         """Say what this rank is at, to whoever started it and to its peers."""
         self._report(activity)
-        if self._pipe.watch is not None:
-            self._pipe.watch.activity = activity
+        self._pipe.watch.activity = activity
 
 
 def _training_source(

@@ -70,6 +70,19 @@ def test_a_run_says_what_it_is(trained, folder):
     assert lines[-1] == f"newest checkpoint {folder / 'trained' / 'checkpoints' / 'step-00000004'}"
 
 
+@pytest.mark.usefixtures("trained")
+def test_a_run_can_be_looked_at_afterwards(folder, capfd):
+    """'chimera top' on a finished run has its state, and what every rank said last."""
+    assert main(["top", str(folder / "trained"), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["state"], found["step"], found["summary"]["restarts"]) == ("finished", 4, 0)
+    assert [each["state"] for each in found["ranks"]] == ["finished", "finished"]
+    for rank, each in enumerate(found["ranks"]):
+        assert (each["status"]["rank"], each["status"]["step"]) == (rank, 4)
+        assert 0 <= each["status"]["idle_share"] < 1
+        assert each["status"]["memory_bytes"] > 2**20
+
+
 HAND = """name: "by-hand"
 routes: 0 1 1 0
 microbatches: 0 0 0 0
@@ -215,6 +228,8 @@ def test_a_killed_rank_ends_the_run(folder, capfd):
         assert re.match(r"error: rank 2 was ended by SIGKILL", err)
         assert re.search(r"what every rank was doing:(\n  rank \d: .+){4}", err)
         assert all_ended(ranks, 10.0)
+    assert main(["top", str(folder / "killed"), "--once"]) == 0
+    assert re.search(r"killed  failed, step \d+ of 100,000: rank 2 was ended by SIGKILL", capfd.readouterr().out)
     last = max(int(path.name[5:]) for path in (folder / "killed" / "checkpoints").glob("step-*"))
     more = ["--parallel.pipeline", "4", "--train.steps", str(last + 2), "--resume"]
     assert main(words(folder, "killed", *more)) == 0
@@ -245,6 +260,7 @@ def test_an_interrupt_says_how_to_go_on(folder):
         assert re.match(
             r"error: interrupted after step \d+; the newest checkpoint is \S+step-\d+, --resume goes on", err
         )
+        assert json.loads((folder / "interrupted" / "run.json").read_text())["summary"]["state"] == "interrupted"
         assert all_ended(ranks, 10.0)
 
 

@@ -30,7 +30,7 @@ def expected_gradient(table, seed):
 
 
 def test_rows_are_added_where_the_sum_is():
-    """The gradient is autograd's, on top of what was there, in the buffer that was there; a row read thrice gets all."""
+    """The gradient is autograd's, on top of what was there, in the same buffer; a row read thrice gets all."""
     table, total = table_and_sum()
     seed = torch.randn(2, 3, 4, dtype=torch.float64)
     made = []
@@ -55,12 +55,15 @@ def test_autograd_adds_it_where_completed_gradients_are_told_of():
     torch.testing.assert_close(total, 1.0 + expected_gradient(table, seed), rtol=1e-14, atol=1e-14)
 
 
-def test_rows_of_a_narrow_table_are_summed_in_fp32():
-    """256 + 64 ones for one row are 320, which bf16 cannot count to."""
+@pytest.mark.parametrize("told", [False, True])
+def test_rows_of_a_narrow_table_are_summed_in_fp32(told):
+    """257 + 63 ones for one row are 320, which bf16 cannot count to, one by one or in two parts."""
     table, total = table_and_sum(torch.bfloat16)
     total.zero_()
-    for count in (256, 64):
-        rows = looked_up(torch.full((count,), 2), table, WeightProducts())
+    products = WeightProducts()
+    products.completed = print if told else None
+    for count in (257, 63):
+        rows = looked_up(torch.full((count,), 2), table, products)
         rows.backward(torch.ones(count, 4, dtype=torch.bfloat16))
     assert total.dtype is torch.float32
     assert total[2].tolist() == [320.0] * 4

@@ -59,6 +59,7 @@ def test_a_run_writes_its_files(folder, whole):
         "evaluation.jsonl",
         "metrics.jsonl",
         "run.json",
+        "status",
         "timeline.json",
     ]
     rows = read_rows(out / "metrics.jsonl")

@@ -133,7 +133,7 @@ def test_time_is_accounted_over_restarts(tmp_path):
     record = read_record(tmp_path)
     assert record.starts == again.record.starts
     one, two = record.starts
-    assert (one.step, one.end, one.steps_s, one.data_wait_s) == (3, "failed: KeyboardInterrupt", 4.5, 1.5)
+    assert (one.step, one.end, one.steps_s, one.data_wait_s) == (3, "interrupted", 4.5, 1.5)
     assert (two.from_step, two.step, two.end, two.carried_s, two.steps_s) == (2, 3, "finished", 3.0, 3.0)
     assert record.useful_s == 6.0
     assert record.wall_s == pytest.approx(two.seen_s - 1000.0)

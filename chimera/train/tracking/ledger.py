@@ -38,7 +38,7 @@ class Ledger:
     def __init__(
         self, config: TrainConfig, folder: Path, command: Command, origin: Origin, *, from_step: int, masker: Masker
     ) -> None:
-        earlier = read_record(folder) if from_step else None
+        earlier = read_record(folder)
         start = RunStart(
             origin=origin,
             started_s=command.started_s,

@@ -69,8 +69,7 @@ class MlFlow:
     def close(self, record: RunRecord) -> None:
         """Log what the run came to, and end it as it ended."""
         self._tag((f"run.{name}", str(value)) for name, value in record.summary().items())
-        state = {"finished": "FINISHED", "interrupted": "KILLED"}.get(record.last.end or "", "FAILED")
-        self._client.set_terminated(self._run_id, status=state)
+        self._client.set_terminated(self._run_id, status="FINISHED" if record.last.end == "finished" else "FAILED")
 
     def _log_options(self, record: RunRecord) -> None:
         from mlflow.entities import Param

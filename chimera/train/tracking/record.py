@@ -5,7 +5,8 @@ first rank. What can be derived of it (shares, throughput) is derived here for e
 the trackers, ``chimera top``. How it is found out, and when it is written, is ``provenance``'s and ``tracking``'s.
 """
 
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -13,12 +14,24 @@ from typing import Any, ClassVar, Final
 from pydantic import ConfigDict
 
 from chimera.errors import FormatError
+from chimera.train.tracking.masking import Masker
 from chimera.train.tracking.value_file import STRICT, read_value, write_value
 
-__all__ = ["RECORD", "Origin", "RunRecord", "RunStart", "TrackerRecord", "read_record", "write_record"]
+__all__ = [
+    "RECORD",
+    "Origin",
+    "RunRecord",
+    "RunStart",
+    "TrackerRecord",
+    "end_of",
+    "end_record",
+    "read_record",
+    "write_record",
+]
 
 RECORD: Final = "run.json"
 _FORMAT: Final = "chimera-run"
+_LONGEST_END: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +209,33 @@ def read_record(folder: Path) -> RunRecord | None:
     if not record.starts:
         raise FormatError(f"{path}: has no starts; needed: the record of a run")
     return record
+
+
+def end_record(folder: Path, error: BaseException, *, started_s: float) -> None:
+    """Write how the start of that time ended: whoever started its ranks knows the cause, they what followed from it.
+
+    Raises:
+        FormatError: the file is no record.
+        OSError: the system cannot.
+    """
+    record = read_record(folder)
+    if record is not None and record.last.end != "finished" and record.last.started_s == started_s:
+        last = replace(record.last, end=end_of(error, Masker.of_environment(os.environ)))
+        write_record(replace(record, starts=(*record.starts[:-1], last)), folder)
+
+
+def end_of(error: BaseException | None, masker: Masker) -> str:
+    """Return how a start ended, in a line: "finished", "interrupted", or why it failed.
+
+    >>> end_of(None, Masker()), end_of(ValueError("at https://a:b@c"), Masker()), end_of(KeyboardInterrupt(), Masker())
+    ('finished', 'failed: at https://***@c', 'interrupted')
+    """
+    if error is None:
+        return "finished"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    line = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return masker.text(f"failed: {line}")[:_LONGEST_END]
 
 
 def _iso(seconds: float) -> str:

@@ -7,7 +7,6 @@ the run: it is reported once, and named in the record.
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
 
 from chimera.train.config import TrainConfig
 from chimera.train.events import Event, TrackerFailed
@@ -16,12 +15,10 @@ from chimera.train.tracking.command import Command
 from chimera.train.tracking.guard import Guarded, InBackground
 from chimera.train.tracking.ledger import Ledger
 from chimera.train.tracking.masking import Masker
-from chimera.train.tracking.record import RECORD, Origin, RunRecord
+from chimera.train.tracking.record import RECORD, Origin, RunRecord, end_of
 from chimera.train.tracking.tracker import Row, Tracker
 
 __all__ = ["Tracking"]
-
-_LONGEST_END: Final = 500
 
 
 class Tracking:
@@ -85,24 +82,24 @@ class Tracking:
         self._ledger.saved(seconds)
         self._write(now=True)
 
+    def failed(self, name: str, error: OSError) -> None:
+        """Tell, once, of another file of the run that cannot be written."""
+        self._tell(name, self._masker.text(str(error)))
+
     def close(self, error: BaseException | None) -> None:
         """Tell how the run ended, wait for what is under way, and write the record for the last time."""
-        self._ledger.ended("finished" if error is None else self._end_of(error))
+        self._ledger.ended(end_of(error, self._masker))
         self._note()
         for guarded in self._guarded:
             guarded.close(self._ledger.record)
         self._write(now=True)
-
-    def _end_of(self, error: BaseException) -> str:
-        line = next(iter(str(error).splitlines()), "") or type(error).__name__
-        return self._masker.text(f"failed: {line}"[:_LONGEST_END])
 
     def _write(self, *, now: bool = False) -> None:
         self._note()
         try:
             self._ledger.write(now=now)
         except OSError as error:
-            self._tell(RECORD, self._masker.text(str(error)))
+            self.failed(RECORD, error)
 
     def _note(self) -> None:
         """Enter what became of the trackers, and report what has failed since."""
