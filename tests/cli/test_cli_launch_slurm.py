@@ -90,10 +90,10 @@ def job_of(run):
 class Launched:
     """A long job of two ranks, one on each node, launched in another thread."""
 
-    def __init__(self, folder, out):
+    def __init__(self, folder, out, *more):
         self.code = None
         self._out = folder / out
-        self._words = [*SLURM, "1", *words(folder, out, *LONG)]
+        self._words = [*SLURM, "1", *words(folder, out, *LONG, *more)]
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self):
@@ -164,6 +164,18 @@ def test_a_killed_daemon_of_a_step_ends_its_ranks(cluster, folder, capfd):
         job.end(120.0)
         assert job.code not in {0, None}
     assert re.search(r"\n  error: rank 0 gave up", capfd.readouterr().err)
+
+
+@pytest.mark.long
+def test_a_job_put_back_into_the_queue_goes_on(cluster, folder, capfd):
+    """A job that SLURM starts again goes on from its newest checkpoint, as after the loss of a node."""
+    with Launched(folder, "requeued", "--train.steps", "400") as job:
+        subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
+        # SLURM lets a requeued job wait for two minutes.
+        job.end(400.0)
+        assert job.code == 0
+    assert re.search(r"\nrestart 1  goes on from \S+/requeued/checkpoints/step-\d+\n", capfd.readouterr().out)
+    assert [row["step"] for row in losses(folder, "requeued")] == list(range(1, 401))
 
 
 @pytest.mark.long
