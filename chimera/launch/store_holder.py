@@ -33,8 +33,7 @@ def hold_store_apart(address: str, port: int, *, option: str) -> Iterator[Endpoi
         process = os.fork()
     if process == 0:
         try:
-            os.close(write_end)
-            _be_silent()
+            _keep_only(listener.fileno(), read_end)
             with serve(listener, endpoint):
                 # Without a word the rank has failed or died, and others may ask what it was doing.
                 if os.read(read_end, 1) != _DONE:
@@ -52,8 +51,13 @@ def hold_store_apart(address: str, port: int, *, option: str) -> Iterator[Endpoi
         os.close(write_end)
 
 
-def _be_silent() -> None:
-    """Let go of the rank's input and output, which whoever reads them waits to be closed."""
+def _keep_only(*kept: int) -> None:
+    """Let go of what was open in the rank: its input and output, which others wait to be closed, and its devices."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nowhere, descriptor)
+    first = 3
+    for descriptor in sorted(kept):
+        os.closerange(first, descriptor)
+        first = descriptor + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
