@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +21,7 @@ _ANSWER_S: Final = 60.0
 """How long one of SLURM's programs may take."""
 _SILENCE_S: Final = 600.0
 """How long SLURM may fail to answer before nobody asks any more."""
-_CLEANING_S: Final = 5.0
-"""How long a job whose script has ended may go on to be cleaned up."""
+# A job that completes may be on its way back into the queue.
 _GOES_ON: Final = frozenset(
     {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "REQUEUED", "SIGNALING",
      "STAGE_OUT", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
@@ -113,7 +112,7 @@ def follow(job: int, log: Path, *, on_line: Callable[[str], None], on_wait: Call
 
 def _states(job: int, log: Path) -> Iterator[JobState]:
     """Ask for a job's state again and again; one that waits comes once for each reason, and then as one that runs."""
-    heard = ran = time.monotonic()
+    heard = time.monotonic()
     reason = "None"
     while True:
         answer = _state(job)
@@ -124,11 +123,6 @@ def _states(job: int, log: Path) -> Iterator[JobState]:
             yield _UNKNOWN
             continue
         heard = now
-        if answer.name != "COMPLETING":
-            ran = now
-        elif now - ran > _CLEANING_S:
-            # A node that lost one of SLURM's own processes may take minutes to say that it is free.
-            answer = replace(answer, name="FAILED" if answer.exit_code else "COMPLETED")
         yield _UNKNOWN if answer.name == "PENDING" and answer.reason in {"None", reason} else answer
         reason = answer.reason
 

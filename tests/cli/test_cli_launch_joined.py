@@ -68,6 +68,16 @@ def await_checkpoint(folder, out, process):
         time.sleep(0.01)
 
 
+def await_row(folder, out, process):
+    """Wait until a run has written the metrics of a step."""
+    path = folder / out / "metrics.jsonl"
+    deadline = time.monotonic() + BEGIN_S
+    while not (path.exists() and path.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run did not begin"
+        time.sleep(0.01)
+
+
 def workers_of(agent):
     """Return the ranks that torchrun has started, in their order."""
     return sorted(living(children(agent)))
@@ -133,13 +143,15 @@ def test_the_first_rank_does_not_take_the_store_along(folder, how, within_s):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     out = f"first-{how.name}"
-    command = [*CHIMERA, *words(folder, out, "--train.steps", "100000", "--runtime.timeout-s", "3")]
+    # No save, in which ranks do not know what the others are doing.
+    more = ["--train.steps", "100000", "--train.checkpoint-interval", "100000", "--runtime.timeout-s", "3"]
+    command = [*CHIMERA, *words(folder, out, *more)]
     environ = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with (
         started(command, env=environ | {"RANK": "0"}) as first,
         started(command, env=environ | {"RANK": "1"}) as second,
     ):
-        await_checkpoint(folder, out, first)
+        await_row(folder, out, first)
         first.send_signal(how)
         _, err = second.communicate(timeout=within_s + END_AFTER_DEATH_S)
         first.kill()
