@@ -222,7 +222,7 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         f"{parameters:,} parameters, {config.train.dtype}",
         "ranks": _ranks(config),
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
-        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage)}",
+        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage, model.stacks)}",
         "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
         f"for equal stages {predicted_bubble(schedule):.1%}",
         "run": f"{config.train.steps} steps, {config.train.out}",
@@ -298,7 +298,7 @@ class TrainingView:
             case Restarted():
                 self.out.print(_restart_text(event))
             case TrackerFailed():
-                print(f"{event.name} failed, training goes on without it: {event.failure}", file=sys.stderr)
+                self.out.print(f"{event.name} failed, training goes on without it: {event.failure}", style="yellow")
             case Saved() if self._bar is None:
                 self.out.print(f"saved {event.path}")
             case str() if self._bar is not None and self._task is not None and not self.step:

@@ -118,7 +118,7 @@ def run_joined(
     try:
         RankGrid.of_world(place.size, tensor=grid.tensor, data=grid.data, pipeline=grid.pipeline)
     except UsageError as error:
-        raise UsageError(f"{error}. How many there are is said by {place.size_option}") from None
+        raise UsageError(f"{error}. To start as many: {place.size_option.format(grid.size)}") from None
     launch.use_cores(place)
     if place.ends_with_parent:
         launch.end_with_parent(place.rank)

@@ -26,11 +26,11 @@ class Place:
         holds_store: whether this rank is the one that holds the store, rather than whoever started it.
         spans_hosts: whether other ranks may be on other hosts.
         restarts: how often the job was started again after a failure.
-        counts_any_failure: whether these may be failures before the job's work began; the store, which outlives them,
-            knows whether it had.
+        store_outlives: whether the store outlives an attempt, and so knows whether the job's work had begun, which the
+            count of restarts does not say.
         host: what the launcher calls this host; None where its own name does.
         cores: this rank's share of them; None for an equal one of all.
-        size_option: how the launcher is told the number of ranks.
+        size_option: how the launcher is told the number of ranks, which stands for ``{}``.
         ends_with_parent: whether the process that started this one is to live as long, such as torchrun's agent.
     """
 
@@ -42,10 +42,10 @@ class Place:
     holds_store: bool = False
     spans_hosts: bool = False
     restarts: int = 0
-    counts_any_failure: bool = False
+    store_outlives: bool = False
     host: str | None = None
     cores: int | None = None
-    size_option: str = "WORLD_SIZE"
+    size_option: str = "WORLD_SIZE={}"
     ends_with_parent: bool = False
 
 
