@@ -298,7 +298,7 @@ class TrainingView:
             case Restarted():
                 self.out.print(_restart_text(event))
             case TrackerFailed():
-                print(f"{event.name} failed, training goes on without it: {event.failure}", file=sys.stderr)
+                self.out.print(f"{event.name} failed, training goes on without it: {event.failure}", style="yellow")
             case Saved() if self._bar is None:
                 self.out.print(f"saved {event.path}")
             case str() if self._bar is not None and self._task is not None and not self.step:

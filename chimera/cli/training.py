@@ -4,6 +4,7 @@ Here the two meet that do not know each other: ``chimera.train``, which trains o
 which starts ranks. Prints nothing.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -84,6 +85,7 @@ def _attempt(
 ) -> TrainingResult:
     """Start all ranks once; a failure is entered into the run's record."""
     command = Command.here()
+    since_s = time.time() if restarts else command.started_s
     try:
         results: list[Any] = launch.run_local(
             partial(run_rank, config, resume=resume, command=command),
@@ -97,7 +99,7 @@ def _attempt(
     except BaseException as error:
         # The first rank may have been killed; and what it has written, if anything, need not be the cause.
         with suppress(OSError, FormatError):
-            end_record(Path(config.train.out), error, started_s=command.started_s)
+            end_record(Path(config.train.out), error, since_s=since_s)
         raise
     result: TrainingResult = results[0]
     return result
@@ -148,7 +150,7 @@ def run_rank(
     # Ranks are forked with this loaded; the process that starts them does without.
     from chimera.train.loop import train
 
-    device, runtime = _device(config, place), config.runtime
+    device, runtime, began = _device(config, place), config.runtime, (command or Command.here()).again()
     tell("connecting to the other ranks")
     with launch.joined(place, timeout_s=runtime.timeout_s, interface=runtime.interface, port=runtime.port) as job:
         step = _newest_step(config, job.group) if job.restarts else 0
@@ -166,7 +168,7 @@ def run_rank(
             device=device,
             resume=resume or step > 0,
             restarted=job.restarts > 0,
-            command=command,
+            command=began if job.restarts else command,
             report=report,
         )
     return result if place.rank == 0 else None
