@@ -50,8 +50,11 @@ class Place:
 
 
 def use_cores(place: Place) -> None:
-    """Give torch this rank's share of the cores, unless OMP_NUM_THREADS says how many threads it is to have."""
-    if "OMP_NUM_THREADS" in os.environ:
+    """Give torch this rank's share of the cores, or as many threads as OMP_NUM_THREADS says."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if said.isdecimal() and int(said):
+        # Torch reads it when it is loaded, which for a forked process was before the variable had this value.
+        torch.set_num_threads(int(said))
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # A launcher that binds each rank to its share has divided the cores already.

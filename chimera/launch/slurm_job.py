@@ -49,6 +49,10 @@ class JobState:
         return self.name not in _GOES_ON
 
 
+_UNKNOWN: Final = JobState("RUNNING", "None", 0)
+"""What stands for a job of which there is nothing new to say."""
+
+
 def submit(script: str) -> int:
     """Hand in a batch script and return the job's number.
 
@@ -91,34 +95,42 @@ def follow(job: int, log: Path, *, on_line: Callable[[str], None], on_wait: Call
         on_wait: called when the job waits, once for each reason.
 
     Raises:
-        RunError: SLURM does not know the job, or has not answered for ten minutes.
+        RunError: SLURM has not answered for ten minutes.
     """
     lines = _Lines(log)
-    waited_for = ""
-    heard = time.monotonic()
-    running = heard
-    while True:
-        answer = _state(job)
+    for state in _states(job, log):
         for line in lines.read():
             on_line(line)
-        if isinstance(answer, str):
-            if time.monotonic() - heard > _SILENCE_S:
-                raise RunError(f"SLURM does not say what became of job {job}: {answer}; it may go on, see {log}")
-        else:
-            heard = time.monotonic()
-            if answer.name == "PENDING" and answer.reason not in {"None", waited_for}:
-                waited_for = answer.reason
-                on_wait(answer)
-            if answer.name != "COMPLETING":
-                running = heard
-            elif heard - running > _CLEANING_S:
-                # A node that lost one of SLURM's own processes may take minutes to say that it is free.
-                answer = replace(answer, name="FAILED" if answer.exit_code else "COMPLETED")
-            if answer.has_ended:
-                for line in lines.rest():
-                    on_line(line)
-                return answer
+        if state.name == "PENDING":
+            on_wait(state)
+        if state.has_ended:
+            for line in lines.rest():
+                on_line(line)
+            return state
         time.sleep(_LOOK_S)
+    raise AssertionError("states come until one is the last")
+
+
+def _states(job: int, log: Path) -> Iterator[JobState]:
+    """Ask for a job's state again and again; one that waits comes once for each reason, and then as one that runs."""
+    heard = ran = time.monotonic()
+    reason = "None"
+    while True:
+        answer = _state(job)
+        now = time.monotonic()
+        if isinstance(answer, str):
+            if now - heard > _SILENCE_S:
+                raise RunError(f"SLURM does not say what became of job {job}: {answer}; it may go on, see {log}")
+            yield _UNKNOWN
+            continue
+        heard = now
+        if answer.name != "COMPLETING":
+            ran = now
+        elif now - ran > _CLEANING_S:
+            # A node that lost one of SLURM's own processes may take minutes to say that it is free.
+            answer = replace(answer, name="FAILED" if answer.exit_code else "COMPLETED")
+        yield _UNKNOWN if answer.name == "PENDING" and answer.reason in {"None", reason} else answer
+        reason = answer.reason
 
 
 def _state(job: int) -> JobState | str:

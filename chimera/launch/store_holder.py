@@ -1,22 +1,24 @@
 """A job's store in a process of its own, for a rank that has to hold it.
 
 A stopped rank would otherwise stop the store, and with it every rank that asks there what the others are doing; a dead
-one would take the store along before they could. The process ends a few seconds after the rank.
+one would take the store along before they could. The process ends with the job, or a few seconds after the rank has
+died.
 """
 
 import os
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from chimera.launch.store import Endpoint, listening, serve
 
 __all__ = ["hold_store_apart"]
 
+_DONE: Final = b"."
 _OUTLIVES_S: Final = 5.0
-"""How long the store outlives the rank: survivors gather what every rank was doing."""
+"""How long the store outlives a rank that failed: survivors gather what every rank was doing."""
 
 
 @contextmanager
@@ -34,9 +36,9 @@ def hold_store_apart(address: str, port: int, *, option: str) -> Iterator[Endpoi
             os.close(write_end)
             _be_silent()
             with serve(listener, endpoint):
-                # Nothing is ever written: this returns when the rank has ended, however it did.
-                os.read(read_end, 1)
-                time.sleep(_OUTLIVES_S)
+                # Without a word the rank has failed or died, and others may ask what it was doing.
+                if os.read(read_end, 1) != _DONE:
+                    time.sleep(_OUTLIVES_S)
         finally:
             # Not through the rank's own clean-up, a copy of which is here.
             os._exit(0)
@@ -44,6 +46,8 @@ def hold_store_apart(address: str, port: int, *, option: str) -> Iterator[Endpoi
     listener.close()
     try:
         yield endpoint
+        with suppress(BrokenPipeError):
+            os.write(write_end, _DONE)
     finally:
         os.close(write_end)
 

@@ -2,8 +2,8 @@
 
 ``E`` is the embedding, ``t`` a transformer block, ``m`` a block that predicts further words, ``L`` the head with its
 loss; ``|`` ends a stage, ``*n`` repeats what stands before it, a letter or a parenthesis, and commas only please the
-eye. Source: Megatron-LM, ``--pipeline-model-parallel-layout``. A model of two stacks of blocks has an ``E`` before each,
-since what stands between them embeds the second one's words. Which layers a model has is not known here.
+eye. Source: Megatron-LM, ``--pipeline-model-parallel-layout``. A model of two stacks has an ``E`` before each, since
+what stands between them embeds the second one's words. Which layers a model has is not known here.
 """
 
 import re

@@ -129,7 +129,7 @@ def test_no_rank_outlives_torchruns_agent(folder):
 @pytest.mark.long
 @pytest.mark.parametrize(("how", "within_s"), [(signal.SIGSTOP, 3.0), (signal.SIGKILL, 0.0)], ids=["stopped", "killed"])
 def test_the_first_rank_does_not_take_the_store_along(folder, how, within_s):
-    """When the rank whose part it is to hold the store stalls or dies, the others still say what every rank was doing."""
+    """When the rank that is to hold the store stalls or dies, the others still say what every rank was doing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     out = f"first-{how.name}"

@@ -110,9 +110,9 @@ class Launched:
     def _run(self):
         self.code = main(self._words)
 
-    def end(self):
+    def end(self, within_s):
         """Wait for the command's end, and see that no task outlives it."""
-        self._thread.join(END_AFTER_DEATH_S)
+        self._thread.join(within_s)
         assert not self._thread.is_alive(), "the job went on"
         deadline = time.monotonic() + 10.0
         while living(self.tasks.values()) and time.monotonic() < deadline:
@@ -129,11 +129,6 @@ def kill_srun(job):
     os.kill(min(slurm_cluster.processes_of(job.number, "srun")), signal.SIGKILL)
 
 
-def kill_node_daemon(job):
-    """Kill the process that started a task and passes its output on."""
-    os.kill(slurm_cluster.parent_of(job.tasks[1]), signal.SIGKILL)
-
-
 @pytest.mark.parametrize(
     ("kill", "causes"),
     [
@@ -142,24 +137,33 @@ def kill_node_daemon(job):
             [r"job \d+ ended as FAILED.* with exit code 137; its log is \S+", r"srun: error: .*task 1: Killed"],
         ),
         (kill_srun, [r"job \d+ ended as \w+.* with exit code 137; its log is \S+"]),
-        pytest.param(
-            kill_node_daemon,
-            [r"job \d+ ended as FAILED.* with exit code 1; its log is \S+", r"error: rank 0 gave up"],
-            marks=pytest.mark.long,
-        ),
     ],
-    ids=["task", "srun", "slurmstepd"],
+    ids=["task", "srun"],
 )
 def test_any_killed_process_ends_the_job(cluster, folder, capfd, kill, causes):
-    """When a task, srun or a step's daemon is killed, the job ends, and the last lines say why and where the log is."""
+    """When a task or srun is killed, the job ends, and the last lines say why and where the log is."""
     with Launched(folder, f"killed-{kill.__name__}") as job:
         kill(job)
-        job.end()
-        assert job.code not in {0, None}
+        job.end(END_AFTER_DEATH_S)
+        assert job.code == 137
     err = capfd.readouterr().err
     assert err.startswith("error: job ")
     for cause in causes:
         assert re.search(cause, err), err
+
+
+@pytest.mark.long
+def test_a_killed_daemon_of_a_step_ends_its_ranks(cluster, folder, capfd):
+    """When a step's slurmstepd is killed its ranks end at once; SLURM gives the step up some time later."""
+    with Launched(folder, "no-daemon") as job:
+        os.kill(slurm_cluster.parent_of(job.tasks[1]), signal.SIGKILL)
+        deadline = time.monotonic() + END_AFTER_DEATH_S
+        while living(job.tasks.values()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert living(job.tasks.values()) == []
+        job.end(120.0)
+        assert job.code not in {0, None}
+    assert re.search(r"\n  error: rank 0 gave up", capfd.readouterr().err)
 
 
 @pytest.mark.long
