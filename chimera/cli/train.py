@@ -129,7 +129,8 @@ def train_command(
     """Train a model: on processes of this host, or as one rank of a job that torchrun started.
 
     Any option of the file can be set otherwise behind it; "none" stands for no value. Figures of each step go to
-    metrics.jsonl in the run's folder, beside checkpoints, a TensorBoard log and the measured timeline of the last step.
+    metrics.jsonl in the run's folder, beside checkpoints, a TensorBoard log, the measured timeline of the last step and
+    run.json, the record of the run. 'chimera top' shows what its ranks are at.
 
     Example:
         chimera train configs/bert-tiny.toml --train.steps 100 --schedule.name 1f1b
