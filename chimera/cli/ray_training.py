@@ -19,6 +19,7 @@ from chimera.launch.ray.job import attached, run_ray
 from chimera.launch.ray.worker import Preparation
 from chimera.train.config import TrainConfig
 from chimera.train.events import TrainingResult
+from chimera.train.tracking.command import Command
 
 __all__ = ["NOTES", "RayOptions", "run_on_ray"]
 
@@ -84,7 +85,7 @@ def run_on_ray(config: TrainConfig, options: RayOptions, shown: Shown, *, resume
             port=config.runtime.port,
             interface=config.runtime.interface,
         )
-        results: list[Any] = run_ray(partial(run_rank, config, resume=resume), job, shown)
+        results: list[Any] = run_ray(partial(run_rank, config, resume=resume, command=Command.here()), job, shown)
     result: TrainingResult = results[0]
     return result
 

@@ -10,8 +10,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.conf import Positional, arg
 
+from chimera.cli.account import account, tracker_lines
 from chimera.cli.dry_run import print_dry_run, print_dry_run_json
 from chimera.cli.options import Flag
 from chimera.cli.terminal import console
@@ -31,13 +32,22 @@ from chimera.models import count_parameters
 from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS, load_config, section_classes, section_types, type_text
-from chimera.train.events import Event, Restarted, Saved, Started, TrainingResult
+from chimera.train.events import Event, Restarted, Saved, Started, TrackerFailed, TrainingResult
 from chimera.train.families import family_of, layers_of
 from chimera.train.folder import check_folder, newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 
-__all__ = ["Overrides", "TrainingView", "after_interrupt", "given_overrides", "outcome", "summary", "train_command"]
+__all__ = [
+    "Overrides",
+    "TrainingView",
+    "after_interrupt",
+    "given_overrides",
+    "outcome",
+    "summary",
+    "train_command",
+    "train_here",
+]
 
 _OVER_WORDS: Final = ("mlm", "lm")
 """Loss terms over the words of the vocabulary, which compare with their entropy."""
@@ -141,22 +151,43 @@ def train_command(
     place = place_from_environment(os.environ, folder=Path(settings.train.out))
     if place is None:
         _say_idle_nodes(settings)
-        # A rank of a job looks once it has met the others: they know whether the job began the run itself.
-        check_folder(settings, resume=resume)
-        warm_up(PRELOAD)
-    view = TrainingView(console(), settings)
-    if place is None or place.rank == 0:
-        view.out.print("\n".join(summary(settings, layout)))
+        train_here(settings, resume=resume)
+    else:
+        _show(settings, partial(run_joined, settings, place, resume=resume), silent=place.rank > 0)
+
+
+def train_here(config: TrainConfig, *, resume: bool, restarts: int = 0) -> None:
+    """Train on processes of this host and show it.
+
+    Args:
+        config: the run.
+        resume: go on from the newest checkpoint of the run.
+        restarts: how often to do so after a rank died or stalled.
+
+    Raises:
+        ChimeraError: whatever is wrong.
+    """
+    check_folder(config, resume=resume)
+    warm_up(PRELOAD)
+    _show(config, partial(run_local, config, resume=resume, restarts=restarts, on_failure=_say_failure))
+
+
+def _show(config: TrainConfig, run: Callable[..., TrainingResult | None], *, silent: bool = False) -> None:
+    """Call ``run`` and show its events and what it came to; a silent one says nothing before that."""
+    view = TrainingView(console(), config)
+    if not silent:
+        view.out.print("\n".join(summary(config, layout_of(config))))
     try:
         with view:
-            if place is None:
-                result: TrainingResult | None = run_local(settings, resume=resume, on_event=view.show)
-            else:
-                result = run_joined(settings, place, resume=resume, on_event=view.show)
+            result = run(on_event=view.show)
     except KeyboardInterrupt:
-        raise RunError(f"interrupted after step {view.step}; {after_interrupt(settings)}") from None
+        raise RunError(f"interrupted after step {view.step}; {after_interrupt(config)}") from None
     if result is not None:
         view.out.print("\n".join(outcome(result)))
+
+
+def _say_failure(error: RunError) -> None:
+    print(f"error: {error}", file=sys.stderr)
 
 
 def _say_dry_run(config: TrainConfig, layout: Layout, *, json: bool) -> None:
@@ -191,7 +222,7 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         f"{parameters:,} parameters, {config.train.dtype}",
         "ranks": _ranks(config),
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
-        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage)}",
+        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage, model.stacks)}",
         "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
         f"for equal stages {predicted_bubble(schedule):.1%}",
         "run": f"{config.train.steps} steps, {config.train.out}",
@@ -266,6 +297,8 @@ class TrainingView:
                 )
             case Restarted():
                 self.out.print(_restart_text(event))
+            case TrackerFailed():
+                self.out.print(f"{event.name} failed, training goes on without it: {event.failure}", style="yellow")
             case Saved() if self._bar is None:
                 self.out.print(f"saved {event.path}")
             case str() if self._bar is not None and self._task is not None and not self.step:
@@ -346,6 +379,8 @@ def outcome(result: TrainingResult) -> list[str]:
             f"updated weights were gathered for {result.last.gather_ms:.1f} ms of the last step, "
             f"{result.last.gather_hidden_ms:.1f} ms of it beside other work"
         )
+    if result.record is not None:
+        lines += [account(result.record), *tracker_lines(result.record)]
     lines.append(f"{result.steps} steps, {result.train_s:.1f} s of training; files in {result.out}")
     lines.append(f"newest checkpoint {result.checkpoint}")
     return lines

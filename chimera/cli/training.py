@@ -4,8 +4,11 @@ Here the two meet that do not know each other: ``chimera.train``, which trains o
 which starts ranks. Prints nothing.
 """
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,13 +16,16 @@ import torch
 import torch.distributed as dist
 
 from chimera import launch
-from chimera.errors import ConfigError, UsageError
+from chimera.errors import ConfigError, FormatError, NonFiniteError, RunError, UsageError
 from chimera.launch import Place, Tell
 from chimera.plan.ranks import RankGrid
 from chimera.train.config import TrainConfig
 from chimera.train.events import Event, Restarted, Started, TrainingResult
 from chimera.train.folder import CHECKPOINTS, check_folder, checkpoint_path, checkpoint_steps
 from chimera.train.layout import layout_of
+from chimera.train.tracking.command import Command
+from chimera.train.tracking.extras import require_trackers
+from chimera.train.tracking.record import end_record
 
 __all__ = ["PRELOAD", "run_joined", "run_local", "run_rank"]
 
@@ -31,34 +37,70 @@ The last takes a second, and torch loads it at the first step of any optimizer.
 
 
 def run_local(
-    config: TrainConfig, *, resume: bool = False, on_event: Callable[[Event], None] | None = None
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    restarts: int = 0,
+    on_event: Callable[[Event], None] | None = None,
+    on_failure: Callable[[RunError], None] | None = None,
 ) -> TrainingResult:
     """Train on ``config.world_size`` processes of this host and return what it came to.
 
     Args:
         config: the run.
         resume: go on from the newest checkpoint in ``config.train.out``.
+        restarts: how often to go on from the newest checkpoint after a rank died or stalled.
         on_event: called in this process with what the first rank reports.
+        on_failure: called with each failure that the run survives.
 
     Raises:
         ChimeraError: whatever is wrong; every rank has ended by then.
     """
     # What can be known here is, before any process is started.
     check_folder(config, resume=resume)
+    require_trackers(config.metrics)
     layout_of(config)
+    began = False
 
     def pass_on(rank: int, event: Any) -> None:
+        nonlocal began
+        began = began or isinstance(event, Started)
         if rank == 0 and on_event is not None:
             on_event(event)
 
-    results: list[Any] = launch.run_local(
-        partial(run_rank, config, resume=resume),
-        config.world_size,
-        port=config.runtime.port,
-        interface=config.runtime.interface,
-        preload=PRELOAD,
-        on_message=pass_on,
-    )
+    for attempt in count():
+        try:
+            return _attempt(config, resume=resume, restarts=attempt, on_message=pass_on)
+        except RunError as error:
+            # What never began would fail again, and so would numbers that grew without bound.
+            if attempt == restarts or not began or isinstance(error, NonFiniteError):
+                raise
+            if on_failure is not None:
+                on_failure(error)
+    raise AssertionError("the loop has no end")
+
+
+def _attempt(
+    config: TrainConfig, *, resume: bool, restarts: int, on_message: Callable[[int, Any], None]
+) -> TrainingResult:
+    """Start all ranks once; a failure is entered into the run's record."""
+    command = Command.here()
+    since_s = time.time() if restarts else command.started_s
+    try:
+        results: list[Any] = launch.run_local(
+            partial(run_rank, config, resume=resume, command=command),
+            config.world_size,
+            port=config.runtime.port,
+            interface=config.runtime.interface,
+            restarts=restarts,
+            preload=PRELOAD,
+            on_message=on_message,
+        )
+    except BaseException as error:
+        # The first rank may have been killed; and what it has written, if anything, need not be the cause.
+        with suppress(OSError, FormatError):
+            end_record(Path(config.train.out), error, since_s=since_s)
+        raise
     result: TrainingResult = results[0]
     return result
 
@@ -76,7 +118,7 @@ def run_joined(
     try:
         RankGrid.of_world(place.size, tensor=grid.tensor, data=grid.data, pipeline=grid.pipeline)
     except UsageError as error:
-        raise UsageError(f"{error}. How many there are is said by {place.size_option}") from None
+        raise UsageError(f"{error}. To start as many: {place.size_option.format(grid.size)}") from None
     launch.use_cores(place)
     if place.ends_with_parent:
         launch.end_with_parent(place.rank)
@@ -85,10 +127,12 @@ def run_joined(
         if place.rank == 0 and on_event is not None and not isinstance(event, str):
             on_event(event)
 
-    return run_rank(config, place, tell, resume=resume)
+    return run_rank(config, place, tell, resume=resume, command=Command.here())
 
 
-def run_rank(config: TrainConfig, place: Place, tell: Tell, *, resume: bool = False) -> TrainingResult | None:
+def run_rank(
+    config: TrainConfig, place: Place, tell: Tell, *, resume: bool = False, command: Command | None = None
+) -> TrainingResult | None:
     """Train as the rank at ``place``, whoever started it; the first rank returns the result.
 
     A job that was started again after a failure goes on from the newest checkpoint of its run by itself.
@@ -98,6 +142,7 @@ def run_rank(config: TrainConfig, place: Place, tell: Tell, *, resume: bool = Fa
         place: of this rank, one of ``config.world_size``.
         tell: called with what this rank is at, as texts; on the first rank also with every other event.
         resume: go on from the newest checkpoint in ``config.train.out``.
+        command: what started the run, for its record; None for this process's own.
 
     Raises:
         ChimeraError: whatever is wrong.
@@ -105,7 +150,7 @@ def run_rank(config: TrainConfig, place: Place, tell: Tell, *, resume: bool = Fa
     # Ranks are forked with this loaded; the process that starts them does without.
     from chimera.train.loop import train
 
-    device, runtime = _device(config, place), config.runtime
+    device, runtime, began = _device(config, place), config.runtime, (command or Command.here()).again()
     tell("connecting to the other ranks")
     with launch.joined(place, timeout_s=runtime.timeout_s, interface=runtime.interface, port=runtime.port) as job:
         step = _newest_step(config, job.group) if job.restarts else 0
@@ -123,6 +168,7 @@ def run_rank(config: TrainConfig, place: Place, tell: Tell, *, resume: bool = Fa
             device=device,
             resume=resume or step > 0,
             restarted=job.restarts > 0,
+            command=began if job.restarts else command,
             report=report,
         )
     return result if place.rank == 0 else None

@@ -51,6 +51,8 @@ def _place_by_torch(environ: Mapping[str, str]) -> Place:
     if not 0 < store.port < 65536:
         raise UsageError(f"MASTER_PORT is {store.port}; needed: a port in 1…65535, the same on every rank")
     elastic = "TORCHELASTIC_RESTART_COUNT" in environ
+    # The agents of torchrun keep one store for all attempts.
+    kept = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     local_size = whole_number(environ, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environ else None
     return Place(
         rank,
@@ -58,11 +60,11 @@ def _place_by_torch(environ: Mapping[str, str]) -> Place:
         local_rank=whole_number(environ, "LOCAL_RANK") if "LOCAL_RANK" in environ else rank,
         local_size=local_size or size,
         store=store,
-        # The agents of torchrun keep one store for all attempts.
-        holds_store=rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        holds_store=rank == 0 and not kept,
         spans_hosts=local_size != size and not is_local_name(store.host),
         restarts=whole_number(environ, "TORCHELASTIC_RESTART_COUNT") if elastic else 0,
-        size_option="torchrun --nnodes and --nproc-per-node" if elastic else "WORLD_SIZE",
+        store_outlives=kept,
+        size_option="torchrun --nproc-per-node={} on one host, or a part of it on each" if elastic else "WORLD_SIZE={}",
         ends_with_parent=elastic,
     )
 

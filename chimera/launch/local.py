@@ -33,6 +33,7 @@ def run_local(
     *,
     port: int = 0,
     interface: str | None = None,
+    restarts: int = 0,
     preload: Sequence[str] = (),
     on_message: Callable[[int, Any], None] | None = None,
 ) -> list[Any]:
@@ -43,6 +44,7 @@ def run_local(
         size: ranks to start.
         port: of the job's store; 0 takes any free one.
         interface: that the store listens on, by name, address or network; the loopback interface when not given.
+        restarts: how often the job was started again after a failure.
         preload: modules that ``main`` needs, loaded once for all ranks.
         on_message: called in this process with (rank, message).
 
@@ -53,4 +55,5 @@ def run_local(
     warm_up(preload)
     address = LOOPBACK if interface is None else find_interface(interface).address
     with hold_store(address, port) as store:
-        return watch(main, [Place(rank, size, rank, size, store) for rank in range(size)], on_message=on_message)
+        places = [Place(rank, size, rank, size, store, restarts=restarts) for rank in range(size)]
+        return watch(main, places, on_message=on_message)

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Final
 
 __all__ = ["end_with_parent"]
@@ -21,6 +22,8 @@ def _watch(parent: int, rank: int) -> None:
     # An orphan gets another parent.
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
-    print(f"error: rank {rank} ends because the process that started it (number {parent}) was ended", file=sys.stderr)
-    sys.stderr.flush()
+    message = f"error: rank {rank} ends because the process that started it (number {parent}) was ended\n"
+    with suppress(OSError):
+        # Its output may have gone through the process that was ended.
+        os.write(sys.stderr.fileno(), message.encode())
     os._exit(1)

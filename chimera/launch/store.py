@@ -5,11 +5,12 @@ are told: by whoever starts them, or through a file that all ranks see. Whoever 
 process that outlives all of them.
 """
 
+import errno
 import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,10 +19,10 @@ from typing import Final
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not marked so
 
 from chimera.errors import RunError
-from chimera.ir.files import replacing
+from chimera.ir.files import making_folder, replacing
 from chimera.launch.interfaces import LOOPBACK
 
-__all__ = ["Endpoint", "StoreFile", "hold_store", "join_store", "publish", "read_published"]
+__all__ = ["Endpoint", "StoreFile", "hold_store", "join_store", "listening", "publish", "read_published", "serve"]
 
 _HOLDER_WAITS_S: Final = 30
 _LOOK_S: Final = 0.1
@@ -65,19 +66,26 @@ def hold_store(address: str = LOOPBACK, port: int = 0, *, option: str = "--runti
     Raises:
         RunError: the port is taken, or the address is not this host's.
     """
-    with closing(_listening(address, port, option)) as listener:
-        # The store takes over a socket that is bound already: given an address it would listen on every interface.
-        bound = listener.getsockname()[1]
-        store = TCPStore(
-            address,
-            bound,
-            is_master=True,
-            timeout=timedelta(seconds=_HOLDER_WAITS_S),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+    listener = listening(address, port, option)
+    endpoint = Endpoint(address, listener.getsockname()[1])
+    with serve(listener, endpoint):
+        yield endpoint
+
+
+@contextmanager
+def serve(listener: socket.socket, endpoint: Endpoint) -> Iterator[None]:
+    """Hold a store on a socket that listens at ``endpoint``, for as long as the context lasts."""
+    # The store takes over a socket that is bound already: given an address it would listen on every interface.
+    store = TCPStore(
+        endpoint.host,
+        endpoint.port,
+        is_master=True,
+        timeout=timedelta(seconds=_HOLDER_WAITS_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
     try:
-        yield Endpoint(address, bound)
+        yield
     finally:
         # Named so that it lives until here.
         del store
@@ -112,17 +120,13 @@ def _await_listener(endpoint: Endpoint, timeout_s: float) -> None:
 @contextmanager
 def publish(path: Path, endpoint: Endpoint) -> Iterator[None]:
     """Write where the store is, for as long as the context lasts."""
-    made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    try:
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps({"host": endpoint.host, "port": endpoint.port}), encoding="utf-8")
-        yield
-    finally:
-        path.unlink(missing_ok=True)
-        with suppress(OSError):
-            # A run that never began leaves no folder; one that holds something stays.
-            for folder in made:
-                folder.rmdir()
+    with making_folder(path.parent):
+        try:
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps({"host": endpoint.host, "port": endpoint.port}), encoding="utf-8")
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def read_published(path: Path, *, timeout_s: float) -> Endpoint:
@@ -148,7 +152,8 @@ def _appeared(path: Path) -> bool:
     return path.parent.is_dir() and any(entry.name == path.name for entry in path.parent.iterdir())
 
 
-def _listening(address: str, port: int, option: str) -> socket.socket:
+def listening(address: str, port: int, option: str) -> socket.socket:
+    """Return a socket that listens on one address; see ``hold_store``."""
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -156,6 +161,11 @@ def _listening(address: str, port: int, option: str) -> socket.socket:
         listener.listen(_PENDING)
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise RunError(
+                f"{address} is no address of this host, but this is the first rank; set MASTER_ADDR to an address of "
+                "the host that has rank 0"
+            ) from error
         raise RunError(
             f"port {port} on {address} cannot be used: {error.strerror or error}; set {option} to another one"
             + (", or to 0 for any that is free" if option == "--runtime.port" else "")

@@ -211,9 +211,19 @@ class MetricsOptions:
 
     Attributes:
         tensorboard: whether to write a TensorBoard log beside ``metrics.jsonl``.
+        wandb: whether to log to Weights & Biases too; WANDB_MODE=offline keeps it on this machine.
+        mlflow: whether to log to MLflow too, at MLFLOW_TRACKING_URI or into mlflow.db of the run's folder.
+        project: what Weights & Biases calls the project, and MLflow the experiment.
     """
 
     tensorboard: bool = True
+    wandb: bool = False
+    mlflow: bool = False
+    project: str = "chimera"
+
+    def __post_init__(self) -> None:
+        if not self.project.strip():
+            raise ConfigError('[metrics] project is empty; give a name, such as "chimera"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,6 +302,11 @@ class TrainConfig:
     def bucket_bytes(self) -> int:
         """Gradients that one collective sums."""
         return round(self.parallel.bucket_mib * 2**20)
+
+    @property
+    def loss_scale_if_any(self) -> LossScaleOptions | None:
+        """The options of the loss scale; None where the number format needs none."""
+        return self.loss_scale if self.train.dtype == "fp16" else None
 
     @property
     def world_size(self) -> int:
