@@ -6,6 +6,7 @@ terminal a bar shows rate and time left; elsewhere there is a line now and then.
 
 import dataclasses
 import inspect
+import json as json_form
 import os
 import re
 import time
@@ -21,8 +22,9 @@ from tyro.conf import Positional, arg
 
 from chimera.cli.dry_run import print_dry_run, print_dry_run_json
 from chimera.cli.options import Flag
+from chimera.cli.profile_report import print_profile, profile_as_dict
 from chimera.cli.terminal import console
-from chimera.cli.training import PRELOAD, run_joined, run_local
+from chimera.cli.training import PRELOAD, check_run, run_joined, run_local
 from chimera.errors import RunError, UsageError
 from chimera.ir.versions import updates_of_microbatches
 from chimera.launch import place_from_environment, warm_up
@@ -32,11 +34,12 @@ from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS, load_config, section_classes, section_types, type_text
 from chimera.train.events import Event, Saved, Started, TrainingResult
 from chimera.train.families import family_of, layers_of
-from chimera.train.folder import check_folder, newest_checkpoint
+from chimera.train.folder import newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
+from chimera.train.profile_result import ProfileResult
 
-__all__ = ["Overrides", "TrainingView", "summary", "train_command"]
+__all__ = ["Overrides", "TrainingView", "given_options", "run_and_show", "summary", "train_command"]
 
 _OVER_WORDS: Final = ("mlm", "lm")
 """Loss terms over the words of the vocabulary, which compare with their entropy."""
@@ -130,29 +133,43 @@ def train_command(
         dry_run: say which ranks there would be, and what each would hold and keep in memory; start nothing
         json: with --dry-run, as JSON
     """
-    settings = load_config(config, _given(overrides))
+    settings = load_config(config, given_options(overrides))
     layout = layout_of(settings)
     if json and not dry_run:
         raise UsageError("--json says what a dry run found; add --dry-run, or leave --json out")
     if dry_run:
         _say_dry_run(settings, layout, json=json)
         return
-    check_folder(settings, resume=resume)
+    run_and_show(settings, layout, resume=resume)
+
+
+def run_and_show(settings: TrainConfig, layout: Layout, *, resume: bool = False, json: bool = False) -> None:
+    """Train or profile, here or as one rank of a job that is there already, and show it meanwhile and at its end.
+
+    With ``json`` a profile is printed as a JSON document and all else goes to stderr.
+    """
+    check_run(settings, resume=resume)
     place = place_from_environment(os.environ)
     if place is None:
         warm_up(PRELOAD)
-    view = TrainingView(console(), settings)
+    view = TrainingView(console(on_stderr=json), settings)
     if place is None or place.rank == 0:
         view.out.print("\n".join(summary(settings, layout)))
     try:
         with view:
             if place is None:
-                result: TrainingResult | None = run_local(settings, resume=resume, on_event=view.show)
+                result: TrainingResult | ProfileResult | None = run_local(settings, resume=resume, on_event=view.show)
             else:
                 result = run_joined(settings, place, resume=resume, on_event=view.show)
     except KeyboardInterrupt:
         raise RunError(_after_interrupt(settings, view.step)) from None
-    if result is not None:
+    if isinstance(result, ProfileResult):
+        if json:
+            print(json_form.dumps(profile_as_dict(result), indent=1))
+        else:
+            view.out.print()
+            print_profile(view.out, result)
+    elif result is not None:
         view.out.print("\n".join(_outcome(result)))
 
 
@@ -180,9 +197,15 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         f"{recompute}; stages {layout_of_cut(layout.layer_to_stage)}",
         "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
         f"for equal stages {predicted_bubble(schedule):.1%}",
-        "run": f"{config.train.steps} steps, {config.train.out}",
+        "run": _run(config),
     }
     return [f"{name:9} {fact}" for name, fact in facts.items()]
+
+
+def _run(config: TrainConfig) -> str:
+    if config.profile.steps:
+        return f"profile of {config.profile.steps} steps after {config.profile.warmup_steps}, {config.profile.out}"
+    return f"{config.train.steps} steps, {config.train.out}"
 
 
 def _ranks(config: TrainConfig) -> str:
@@ -294,7 +317,7 @@ def _norm_text(event: StepMetrics) -> str:
     return f"gradient norm {event.grad_norm:.3g}"
 
 
-def _given(overrides: Any) -> Mapping[str, str]:
+def given_options(overrides: Any) -> Mapping[str, str]:
     """Return the options that were set, by section.key."""
     return {
         f"{section}.{name}": value

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 
 from chimera import launch
 from chimera.errors import ConfigError
@@ -18,8 +19,9 @@ from chimera.train.config import TrainConfig
 from chimera.train.events import Event, TrainingResult
 from chimera.train.folder import check_folder
 from chimera.train.layout import layout_of
+from chimera.train.profile_result import ProfileResult
 
-__all__ = ["PRELOAD", "run_joined", "run_local"]
+__all__ = ["PRELOAD", "check_run", "run_joined", "run_local"]
 
 PRELOAD: Final = ("chimera.cli.training", "chimera.train.loop", "torch._dynamo")
 """What ranks need loaded; ``chimera.launch.warm_up(PRELOAD)`` loads it while the caller does something else.
@@ -28,10 +30,25 @@ The last takes a second, and torch loads it at the first step of any optimizer.
 """
 
 
+def check_run(config: TrainConfig, *, resume: bool) -> None:
+    """See that the run may begin or go on in its folder; of a profile, which has a folder of its own, that it is new.
+
+    Raises:
+        ConfigError, CheckpointError: as ``check_folder`` does.
+    """
+    if not config.profile.steps:
+        check_folder(config, resume=resume)
+    elif resume:
+        raise ConfigError(
+            f"[profile] steps = {config.profile.steps} makes the run a profile, of which nothing is left to resume; "
+            "leave out --resume, or set profile.steps to 0"
+        )
+
+
 def run_local(
     config: TrainConfig, *, resume: bool = False, on_event: Callable[[Event], None] | None = None
-) -> TrainingResult:
-    """Train on ``config.world_size`` processes of this host and return what it came to.
+) -> TrainingResult | ProfileResult:
+    """Train or profile on ``config.world_size`` processes of this host and return what it came to.
 
     Args:
         config: the run.
@@ -42,7 +59,7 @@ def run_local(
         ChimeraError: whatever is wrong; every rank has ended by then.
     """
     # What can be known here is, before any process is started.
-    check_folder(config, resume=resume)
+    check_run(config, resume=resume)
     layout_of(config)
 
     def pass_on(rank: int, event: Any) -> None:
@@ -56,14 +73,14 @@ def run_local(
         preload=PRELOAD,
         on_message=pass_on,
     )
-    result: TrainingResult = results[0]
+    result: TrainingResult | ProfileResult = results[0]
     return result
 
 
 def run_joined(
     config: TrainConfig, place: Place, *, resume: bool = False, on_event: Callable[[Event], None] | None = None
-) -> TrainingResult | None:
-    """Train as the rank at ``place`` of a job that is there already; the first rank gets the result.
+) -> TrainingResult | ProfileResult | None:
+    """Train or profile as the rank at ``place`` of a job that is there already; the first rank gets the result.
 
     Raises:
         UsageError: the job is not of ``config.world_size`` ranks; the nearest legal sizes are named.
@@ -80,15 +97,39 @@ def run_joined(
     return _train_on_rank(config, resume, place, tell)
 
 
-def _train_on_rank(config: TrainConfig, resume: bool, place: Place, tell: Tell) -> TrainingResult | None:  # noqa: FBT001
+def _train_on_rank(
+    config: TrainConfig,
+    resume: bool,  # noqa: FBT001
+    place: Place,
+    tell: Tell,
+) -> TrainingResult | ProfileResult | None:
     # Ranks are forked with this loaded; the process that starts them does without.
     from chimera.train.loop import train
 
     device = _device(config, place)
     tell("connecting to the other ranks")
     with launch.connected(place, timeout_s=config.runtime.timeout_s) as group:
+        if config.profile.steps:
+            return _profile_on_rank(config, group, device, place, tell)
         result = train(config, group, device=device, resume=resume, report=tell)
     return result if place.rank == 0 else None
+
+
+def _profile_on_rank(
+    config: TrainConfig, group: "dist.ProcessGroup | None", device: torch.device, place: Place, tell: Tell
+) -> ProfileResult | None:
+    """Profile, and write the files on the first rank: whoever started the ranks needs to know nothing of profiles."""
+    from chimera.cli.profile_report import check_profile_folder, write_profile
+    from chimera.train.profiling import profile, profile_folder
+
+    if place.rank == 0:
+        check_profile_folder(profile_folder(config, device))
+    found = profile(config, group, device=device, report=tell)
+    if place.rank:
+        return None
+    tell("drawing the timeline")
+    write_profile(found)
+    return found
 
 
 def _device(config: TrainConfig, place: Place) -> torch.device:

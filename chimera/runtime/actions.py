@@ -21,9 +21,10 @@ from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.groups import Groups
 from chimera.runtime.halves import BackwardHalf, ForwardHalf, floating
 from chimera.runtime.loss import Counts, LossFunction, Terms, loss_terms
+from chimera.runtime.marks import Mark
 from chimera.runtime.overlap import run_together
 from chimera.runtime.portions import Portions
-from chimera.runtime.recorder import Ends, Mark, Recorder
+from chimera.runtime.recorder import Ends, Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.shapes import gradient_spec
 from chimera.runtime.stage import Stage
@@ -338,8 +339,8 @@ class Actions:
         if self._routes[self._route_of[microbatch]][producer] == self._me:
             return self._here.pop(key)
         start = self._recorder.mark()
-        tensors = self._channels.take(key)
-        self._recorder.add(self._posted_at.pop(key), Lane.RECEIVE, start, self._recorder.mark())
+        tensors, arrived = self._channels.take(key)
+        self._recorder.received(self._posted_at.pop(key), start, self._recorder.mark(), arrived)
         return tensors
 
     def _record_reduction(self, stage: int) -> None:
