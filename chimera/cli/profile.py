@@ -77,7 +77,7 @@ def profile(
     for name, value in (("--ranks", ranks), ("--threads", threads), ("--out", out)):
         if value is not None:
             raise UsageError(
-                f"{name} is an option of --calibrate; add that, or leave it out (profiles are written below profile.out)"
+                f"{name} is an option of --calibrate; add that or leave it out (profiles go below profile.out)"
             )
     if config is None:
         raise UsageError(

@@ -70,7 +70,8 @@ def write_profile(found: ProfileResult) -> None:
                 (f"predicted{_from(found)}", found.predicted),
             ],
             [out / f"timeline{suffix}.pdf", out / f"timeline{suffix}.png"],
-            memory=True,
+            memory=not found.virtual,
+            messages=True,
         )
         write_trace(timeline, out / f"trace{suffix}.json")
         write_timeline(timeline, out / f"timeline{suffix}.json")
@@ -145,7 +146,7 @@ def _in_words(found: ProfileResult) -> Iterator[str]:
 
 
 def _from(found: ProfileResult) -> str:
-    return " from the measured costs" if found.predicted_from is None else f" from {found.predicted_from}"
+    return " from the measured costs" if found.predicted_from is None else f" from {Path(found.predicted_from).name}"
 
 
 def _of(pipeline: int, found: ProfileResult) -> str:

@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 
 from chimera.runtime.groups import Channel, Groups
+from chimera.tensor.communicator import Communicator
 
-__all__ = ["ChannelTime", "LinkTimes", "time_channels", "time_links"]
+__all__ = ["ChannelTime", "LinkTimes", "time_channels", "time_links", "time_reductions"]
 
 _SMALL_BYTES: Final = 4
 _LARGE_BYTES: Final = 4 * 2**20
 _EXCHANGES: Final = 15
+_REDUCTIONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +147,37 @@ def _exchange(groups: Groups, first: int, second: int, route: int, size: int) ->
         times.append(time.perf_counter() - begin)
     # Of the first, one of the two waited for the other to begin.
     return statistics.median(times[1:]) / 2
+
+
+def time_reductions(groups: Groups, gradient_bytes: Sequence[float], *, sharded: bool) -> list[float]:
+    """Return what the reduction of each stage's gradients takes, one stage after another; a collective.
+
+    Measured apart, since reductions under way together share a link, and each alone would pass for as slow as all.
+
+    Args:
+        groups: whose communicators are idle.
+        gradient_bytes: [stage].
+        sharded: whether each replica gets a part of the sums only.
+    """
+    mine = torch.zeros(len(gradient_bytes), dtype=torch.float64)
+    device = torch.device("cpu") if groups.staged_on_cpu else groups.device
+    for stage, size in enumerate(gradient_bytes):
+        groups.sum_everywhere(torch.zeros(1))
+        replicas = groups.stages.get(stage)
+        if replicas is not None and size:
+            count = len(replicas.ranks)
+            flat = torch.zeros(-(-round(size) // (4 * count)) * count, device=device)
+            mine[stage] = statistics.median(_reduction(replicas, flat, sharded=sharded) for _ in range(_REDUCTIONS))
+    slowest: list[float] = torch.stack(groups.gather(mine)).amax(0).tolist()
+    return slowest
+
+
+def _reduction(replicas: Communicator, flat: torch.Tensor, *, sharded: bool) -> float:
+    begin = time.perf_counter()
+    if sharded:
+        replicas.reduce_scatter(flat[: len(flat) // len(replicas.ranks)].clone(), flat).wait()
+    else:
+        replicas.all_reduce(flat).wait()
+    if flat.device.type == "cuda":
+        torch.cuda.synchronize(flat.device)
+    return time.perf_counter() - begin

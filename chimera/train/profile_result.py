@@ -55,6 +55,7 @@ class ProfileResult:
         name: of the run, its schedule and sizes; the name of the folder too.
         out: that folder.
         device: where the ranks computed, in words.
+        virtual: whether that was the virtual device.
         schedule: lowered, as it ran.
         runs: runs through the pipeline of one step; timelines are of the last.
         timelines: [step][pipeline], in seconds.
@@ -71,6 +72,7 @@ class ProfileResult:
     name: str
     out: Path
     device: str
+    virtual: bool
     schedule: Schedule
     runs: int
     timelines: tuple[tuple[Timeline, ...], ...]

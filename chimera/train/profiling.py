@@ -29,7 +29,7 @@ from chimera.train.config import TrainConfig
 from chimera.train.events import Event, Report
 from chimera.train.families import family_of, layers_of
 from chimera.train.layout import Layout, layout_of
-from chimera.train.link_times import ChannelTime, time_channels
+from chimera.train.link_times import ChannelTime, time_channels, time_reductions
 from chimera.train.memory import bytes_per_rank
 from chimera.train.observers import KeptBytes, named_ranges, ranged
 from chimera.train.profile_result import BlockProfile, ProfileResult, Recording
@@ -83,6 +83,7 @@ def profile(
         name=profile_folder(config, device).name,
         out=profile_folder(config, device),
         device=_title(config, device),
+        virtual=options.virtual,
         schedule=found.schedule,
         runs=1 if options.virtual else config.train.accumulation_runs,
         timelines=tuple(
@@ -120,6 +121,7 @@ class _Found:
     message_bytes: list[int]
     kept_bytes: list[int]
     channels: tuple[ChannelTime, ...]
+    reduce_s: list[float]
     recording: Recording
 
 
@@ -164,6 +166,13 @@ class _Making:
                 report=report,
                 number=number,
             )
+
+    @property
+    def gradient_bytes(self) -> Sequence[float]:
+        """The gradients that each stage reduces."""
+        if self.config.profile.virtual and self.costs is not None:
+            return self.costs.gradient_bytes or [0.0] * self.costs.num_stages
+        return _stage_bytes(self.config, self.layout)["gradient_bytes"]
 
     def begun(self, ablate: Ablation) -> Steps:
         """Return steps, those of the warm-up made."""
@@ -212,6 +221,7 @@ def _recorded(making: _Making, device: torch.device) -> _Found:
         channels = time_channels(
             pipe.groups, sorted(channels_of(pipe.schedule.placement)), max(message_bytes, default=0)
         )
+        reduce_s = time_reductions(pipe.groups, making.gradient_bytes, sharded=making.config.parallel.shard_optimizer)
         if options.torch_profiler:
             making.report("making a step under torch's profiler")
             trace_with_torch(steps, folder)
@@ -225,6 +235,7 @@ def _recorded(making: _Making, device: torch.device) -> _Found:
             message_bytes=message_bytes,
             kept_bytes=_most_anywhere(steps, kept.per_stage(pipe.schedule.num_stages)),
             channels=channels,
+            reduce_s=reduce_s,
             recording=recording,
         )
     finally:
@@ -276,22 +287,25 @@ def _costs_of(found: _Found, config: TrainConfig, layout: Layout, given: StageCo
         num_stages=layout.schedule.num_stages,
         microbatch_share=share,
     )
-    sizes = (
-        {"gradient_bytes": given.gradient_bytes, "activation_bytes": given.activation_bytes}
-        if config.profile.virtual and given is not None
-        else _stage_bytes(config, layout) | {"activation_bytes": [kept / share for kept in found.kept_bytes]}
-    )
+    if any(found.reduce_s):
+        costs = replace(costs, reduce_s=found.reduce_s)
     if found.channels:
-        sizes |= {
-            "message_bytes": [size / share for size in found.message_bytes],
-            "message_s": [seconds / share for seconds in _message_s(found)],
-        }
         costs = replace(
             costs,
+            message_bytes=[size / share for size in found.message_bytes],
+            message_s=[seconds / share for seconds in _message_s(found)],
             latency_s=max(channel.latency_s for channel in found.channels),
             bandwidth_bytes_per_s=min(channel.bytes_per_s for channel in found.channels),
         )
-    return replace(costs, **sizes)
+    if config.profile.virtual and given is not None:
+        return replace(costs, gradient_bytes=given.gradient_bytes, activation_bytes=given.activation_bytes)
+    sizes = _stage_bytes(config, layout)
+    return replace(
+        costs,
+        activation_bytes=[kept / share for kept in found.kept_bytes],
+        weight_bytes=sizes["weight_bytes"],
+        gradient_bytes=sizes["gradient_bytes"],
+    )
 
 
 def _message_s(found: _Found) -> list[float]:
@@ -322,7 +336,7 @@ def _with_links(given: StageCosts, measured: StageCosts) -> StageCosts:
     )
 
 
-def _stage_bytes(config: TrainConfig, layout: Layout) -> dict[str, list[float] | None]:
+def _stage_bytes(config: TrainConfig, layout: Layout) -> dict[str, list[float]]:
     """Return the bytes of each stage's weights and gradients, as one of the tensor-parallel ranks has them."""
     with torch.device("meta"):
         layers = layers_of(config.model, TensorParallel(0, config.parallel.tensor, config.parallel.sequence))
