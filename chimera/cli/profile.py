@@ -4,22 +4,30 @@ A profile is a run of ``chimera train`` with ``[profile]`` switched on; so it go
 ``--calibrate`` it is this machine that is measured, for the planner.
 """
 
+import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
+import torch
 from tyro.conf import Positional, arg
 
+from chimera.cli.nsys import is_under_nsys, run_under_nsys
 from chimera.cli.options import Flag
 from chimera.cli.profile_calibrate import calibrate_here
 from chimera.cli.train import Overrides, given_options, run_and_show
 from chimera.errors import UsageError
+from chimera.launch import place_from_environment
 from chimera.train.config_file import file_sets, load_config
 from chimera.train.layout import layout_of
+from chimera.train.profile_result import profile_folder
 
 __all__ = ["profile"]
 
 _Count = Annotated[int | None, arg(constructor=int, metavar="N", help_behavior_hint="")]
 _Config = Annotated[Path | None, Positional, arg(constructor=Path, metavar="CONFIG", help_behavior_hint="")]
+_Nodes = Annotated[tuple[int, ...] | None, arg(metavar="N...", help_behavior_hint="")]
 _Out = Annotated[Path | None, arg(constructor=Path, metavar="FILE", help_behavior_hint="")]
 _Ablation = Annotated[
     Literal["p2p", "allreduce", "all"] | None,
@@ -37,6 +45,8 @@ def profile(
     *,
     steps: _Count = None,
     ablate: _Ablation = None,
+    nsys: Flag = False,
+    nsys_nodes: _Nodes = None,
     json: Flag = False,
     calibrate: Flag = False,
     ranks: _Count = None,
@@ -59,6 +69,8 @@ def profile(
         steps: steps to record (default: profile.steps of the file, or 10)
         ablate: also time steps in which a single byte stands in for messages between stages, for gradients, or for
             both, and say what each costs
+        nsys: record under NVIDIA's nsys too, with each action as a range; 'chimera profile import' reads its exports
+        nsys_nodes: nodes to put under nsys, by number (default: all)
         json: print a JSON document instead
         calibrate: measure matrix products, memory, messages and all-reduces of this machine
         ranks: processes between which --calibrate times messages (default: 2)
@@ -67,7 +79,8 @@ def profile(
     """
     given = given_options(overrides)
     if calibrate:
-        for name, value in (("CONFIG", config), ("--steps", steps), ("--ablate", ablate), *given.items()):
+        others = {"CONFIG": config, "--steps": steps, "--ablate": ablate, "--nsys": nsys or None, **given}
+        for name, value in others.items():
             if value is not None:
                 raise UsageError(
                     f"--calibrate measures this machine, to which {name} means nothing; leave one of them out"
@@ -84,13 +97,24 @@ def profile(
             "profile needs a configuration, as in: chimera profile configs/bert-tiny.toml; or --calibrate, which "
             "measures this machine"
         )
-    settings = load_config(config, _switched_on(given, config, steps, ablate))
+    if nsys_nodes is not None and not nsys:
+        raise UsageError("--nsys-nodes says which nodes --nsys is for; add that, or leave it out")
+    settings = load_config(config, _switched_on(given, config, steps, ablate, nsys=nsys))
+    if nsys and not is_under_nsys(os.environ):
+        run_under_nsys(
+            profile_folder(settings, torch.device("cuda")),
+            place_from_environment(os.environ),
+            sys.argv[1:],
+            nsys_nodes,
+        )
     run_and_show(settings, layout_of(settings), json=json)
 
 
-def _switched_on(given: Any, config: Path, steps: int | None, ablate: str | None) -> dict[str, str]:
+def _switched_on(
+    given: Mapping[str, str], config: Path, steps: int | None, ablate: str | None, *, nsys: bool
+) -> dict[str, str]:
     """Return the options with those that make a run a profile."""
-    options = dict(given)
+    options = {**given, **({"profile.nvtx": "true"} if nsys else {})}
     for name, value in (("steps", steps), ("ablate", ablate)):
         if value is not None:
             if f"profile.{name}" in options:

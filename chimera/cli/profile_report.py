@@ -39,7 +39,7 @@ _HEADINGS: Final = {
     Cause.DRAIN: "drain",
     Cause.OVERHEAD: "overhead",
 }
-NOT_TRAINING: Final = (
+_NOT_TRAINING: Final = (
     "These steps were no training: a profile keeps no weights and saves no checkpoint, and steps with volume left out "
     "compute on zeros."
 )
@@ -126,7 +126,7 @@ def print_profile(out: Console, found: ProfileResult) -> None:
     print_wrapped(
         out,
         f"Recording {counted(found.recording.events, 'event')} of a step at {found.recording.event_s * 1e6:.2f} µs "
-        f"each takes {found.overhead:.3%} of it. {NOT_TRAINING}",
+        f"each takes {found.overhead:.3%} of it. {_NOT_TRAINING}",
     )
     print_wrapped(out, f"Files in {found.out}.")
 

@@ -19,7 +19,7 @@ from chimera.train.config import TrainConfig
 from chimera.train.events import Event, TrainingResult
 from chimera.train.folder import check_folder
 from chimera.train.layout import layout_of
-from chimera.train.profile_result import ProfileResult
+from chimera.train.profile_result import ProfileResult, profile_folder
 
 __all__ = ["PRELOAD", "check_run", "run_joined", "run_local"]
 
@@ -120,7 +120,7 @@ def _profile_on_rank(
 ) -> ProfileResult | None:
     """Profile, and write the files on the first rank: whoever started the ranks needs to know nothing of profiles."""
     from chimera.cli.profile_report import check_profile_folder, write_profile
-    from chimera.train.profiling import profile, profile_folder
+    from chimera.train.profiling import profile
 
     if place.rank == 0:
         check_profile_folder(profile_folder(config, device))

@@ -15,11 +15,11 @@ from chimera.ir.action import Action, Instruction, Kind
 
 __all__ = ["KeptBytes", "named_ranges", "ranged"]
 
-Push = Callable[[str], Any]
-Pop = Callable[[], Any]
+_Push = Callable[[str], Any]
+_Pop = Callable[[], Any]
 
 
-def ranged(name: str, push: Push, pop: Pop) -> AbstractContextManager[None]:
+def ranged(name: str, push: _Push, pop: _Pop) -> AbstractContextManager[None]:
     """Return a context that is one range of a tool with ``push(name)`` and ``pop()``, such as ``torch.cuda.nvtx``."""
 
     @contextmanager
@@ -33,7 +33,7 @@ def ranged(name: str, push: Push, pop: Pop) -> AbstractContextManager[None]:
     return inside()
 
 
-def named_ranges(push: Push, pop: Pop) -> Callable[[Instruction], AbstractContextManager[None]]:
+def named_ranges(push: _Push, pop: _Pop) -> Callable[[Instruction], AbstractContextManager[None]]:
     """Return an observer that makes each instruction a range with its text."""
     return lambda instruction: ranged(str(instruction), push, pop)
 

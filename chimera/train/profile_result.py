@@ -1,18 +1,21 @@
-"""What a profile found, as values that one process can send to another."""
+"""What a profile found, as values that one process can send to another, and the folder that it is written to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from chimera.ir.costs import StageCosts
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
 from chimera.runtime.ablation import Ablation
+from chimera.train.config import TrainConfig
+from chimera.train.layout import layout_of
 from chimera.train.link_times import ChannelTime
 
-__all__ = ["BlockProfile", "ProfileResult", "Recording"]
+__all__ = ["BlockProfile", "ProfileResult", "Recording", "profile_folder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +108,14 @@ class ProfileResult:
     def error(self) -> float:
         """By how much the predicted makespan is off the measured one, as a share of that."""
         return self.predicted.makespan / self.median[0].makespan - 1.0
+
+
+def profile_folder(config: TrainConfig, device: torch.device) -> Path:
+    """Return the folder of a profile: the run, its schedule, stages, devices, micro-batch size, accumulation runs."""
+    layout = layout_of(config)
+    where = "virtual" if config.profile.virtual else "gpus" if device.type == "cuda" else "cpus"
+    name = (
+        f"{Path(config.train.out).name}_{layout.schedule.name}_{layout.schedule.num_stages}stages_"
+        f"{config.world_size}{where}_microbs{config.train.microbatch_size}_acc{config.train.accumulation_runs}"
+    )
+    return Path(config.profile.out) / "".join(c if c.isalnum() or c in "-_." else "-" for c in name)

@@ -32,11 +32,11 @@ from chimera.train.layout import Layout, layout_of
 from chimera.train.link_times import ChannelTime, time_channels, time_reductions
 from chimera.train.memory import bytes_per_rank
 from chimera.train.observers import KeptBytes, named_ranges, ranged
-from chimera.train.profile_result import BlockProfile, ProfileResult, Recording
+from chimera.train.profile_result import BlockProfile, ProfileResult, Recording, profile_folder
 from chimera.train.stepping import Steps, TrainingSteps, VirtualSteps
 from chimera.train.tools import require_tools, snapshot_memory, trace_with_torch
 
-__all__ = ["profile", "profile_folder"]
+__all__ = ["profile"]
 
 _LEFT_OUT: Final[Mapping[Ablation, tuple[Ablation, ...]]] = {
     "none": (),
@@ -98,17 +98,6 @@ def profile(
         recording=found.recording,
         block=None if options.virtual else _block(config, layout, measured, device),
     )
-
-
-def profile_folder(config: TrainConfig, device: torch.device) -> Path:
-    """Return the folder of a profile: the run, its schedule, stages, devices, micro-batch size, accumulation runs."""
-    layout = layout_of(config)
-    where = "virtual" if config.profile.virtual else "gpus" if device.type == "cuda" else "cpus"
-    name = (
-        f"{Path(config.train.out).name}_{layout.schedule.name}_{layout.schedule.num_stages}stages_"
-        f"{config.world_size}{where}_microbs{config.train.microbatch_size}_acc{config.train.accumulation_runs}"
-    )
-    return Path(config.profile.out) / "".join(c if c.isalnum() or c in "-_." else "-" for c in name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +241,9 @@ def _nvtx(steps: Steps) -> AbstractContextManager[object]:
     push, pop = torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
     steps.pipe.observer = named_ranges(push, pop)
     stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-    stack.enter_context(ranged(f"rank {steps.pipe.groups.rank}", push, pop))
+    groups = steps.pipe.groups
+    where = f"rank {groups.pipeline_rank} of pipeline {groups.rank % groups.grid.width}"
+    stack.enter_context(ranged(where, push, pop))
     return stack
 
 
