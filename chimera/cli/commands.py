@@ -30,6 +30,10 @@ class Command:
 COMMANDS = (
     Command("demo", "chimera.cli.demo:demo", "Train a small BERT here, and see what the schedule did."),
     Command("train", "chimera.cli.train:train_command", "Train a model by any schedule, or resume a run."),
+    Command("top", "chimera.cli.top:top", "Watch what every rank of a run is at."),
+    Command("launch local", "chimera.cli.launch_local:launch_local", "Train here, and go on when a process dies."),
+    Command("launch slurm", "chimera.cli.launch_slurm:launch_slurm", "Train on the nodes of a SLURM cluster."),
+    Command("launch ray", "chimera.cli.launch_ray:launch_ray", "Train on the nodes of a Ray cluster."),
     Command("schedule list", "chimera.cli.schedule_list:schedule_list", "Name every schedule and what it takes."),
     Command("schedule show", "chimera.cli.schedule_show:schedule_show", "Draw a schedule in time, one row per rank."),
     Command("schedule check", "chimera.cli.schedule_check:schedule_check", "Prove a schedule, or point at its faults."),

@@ -16,11 +16,10 @@ from tyro.conf import Positional, arg
 from chimera.cli.nsys import is_under_nsys, run_under_nsys
 from chimera.cli.options import Flag
 from chimera.cli.profile_calibrate import calibrate_here
-from chimera.cli.train import Overrides, given_options, run_and_show
+from chimera.cli.train import Overrides, given_overrides, run_and_show
 from chimera.errors import UsageError
 from chimera.launch import place_from_environment
 from chimera.train.config_file import file_sets, load_config
-from chimera.train.layout import layout_of
 from chimera.train.profile_result import profile_folder
 
 __all__ = ["profile"]
@@ -77,7 +76,7 @@ def profile(
         threads: CPU threads of one device under --calibrate (default: 1)
         out: the device file that --calibrate writes (default: this-machine.json)
     """
-    given = given_options(overrides)
+    given = given_overrides(overrides)
     if calibrate:
         others = {"CONFIG": config, "--steps": steps, "--ablate": ablate, "--nsys": nsys or None, **given}
         for name, value in others.items():
@@ -107,7 +106,7 @@ def profile(
             sys.argv[1:],
             nsys_nodes,
         )
-    run_and_show(settings, layout_of(settings), json=json)
+    run_and_show(settings, json=json)
 
 
 def _switched_on(

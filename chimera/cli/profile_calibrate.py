@@ -13,8 +13,9 @@ import torch
 
 from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.errors import UsageError
-from chimera.launch.environment import Place, connected
+from chimera.launch.connect import connected
 from chimera.launch.local import run_local
+from chimera.launch.place import Place
 from chimera.launch.processes import Tell
 from chimera.plan.hardware_file import write_device
 from chimera.train.calibrate import Calibration, calibrate

@@ -1,7 +1,6 @@
-"""The step of a layout in closed form, from widths to seconds, for one layout or for columns of them.
+"""The layers of a model and a step of 1F1B in closed form, from widths to seconds, for one layout or columns of them.
 
-It joins layers, pipeline, reduction and update. No schedule is built and nothing is simulated; ``estimating`` does that
-for one layout, ``candidates`` calls this for hundreds of thousands.
+It joins layers, pipeline, reduction and update. Nothing is scheduled or simulated here; ``estimating`` does that.
 """
 
 from typing import NamedTuple
@@ -9,13 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from chimera.plan.dims import Dims, Number
-from chimera.plan.forms import ClosedForm
 from chimera.plan.kernels import Rates
 from chimera.plan.layers import LayerTimes, Sharing, block_times, embedding_times, head_times
 from chimera.plan.step import (
     Grid,
     StepTimes,
-    gather_s,
     hop_times,
     pipeline_s,
     reduction_s,
@@ -43,23 +40,23 @@ class ModelTimes(NamedTuple):
 
 
 class RankLoad(NamedTuple):
-    """What the busiest rank holds: numbers or columns.
+    """What a rank of 1F1B holds and does: numbers or columns.
 
     Attributes:
         share: of all blocks.
-        parameters: on one device, all copies of weights once.
+        microbatches: m.
+        chunks: v.
+        parameters: on one device.
         tied: parameters of a tied matrix on one device; 0 without one.
-        copies: ranks of a pipeline group that hold a replica of each stage.
-        sharded: 1 where the update is shared out over the replicas, else 0.
         reduced_bytes: of one gradient on its way.
         hop_factor: of the code base: how long a message holds up the pipeline, in messages.
     """
 
     share: Number
+    microbatches: Number
+    chunks: Number
     parameters: Number
     tied: Number
-    copies: Number
-    sharded: Number
     reduced_bytes: Number
     hop_factor: Number
 
@@ -97,29 +94,20 @@ def closed_step(
     *,
     microbatch: Number,
     grid: Grid,
-    form: ClosedForm,
     load: RankLoad,
 ) -> StepTimes:
-    """Return the times of a step."""
+    """Return the times of a step of 1F1B, interleaved where ``load`` has chunks."""
     latency, rate = hop_times(rates, grid)
     hop = np.where(np.asarray(grid.pipeline) > 1, latency + message_bytes(rates, stacks, microbatch) / rate, 0.0)
-    hop = hop * load.hop_factor
     pipeline = pipeline_s(
-        form,
-        grid,
+        grid.pipeline,
+        load.microbatches,
+        load.chunks,
         blocks=times.all_blocks(stacks, load.share),
         embedding=times.embedding,
         head=times.head,
-        hop_s=hop,
+        hop_s=hop * load.hop_factor,
     )
-    replicas = grid.data * load.copies
-    sharded = np.asarray(load.sharded) > 0
-    reduce = reduction_s(rates, grid, load.reduced_bytes * load.parameters, replicas=replicas)
-    gather = gather_s(rates, grid, rates.element_bytes * load.parameters, replicas=replicas)
+    reduce = reduction_s(rates, grid, load.reduced_bytes * load.parameters, replicas=grid.data)
     tied = tied_s(rates, grid, 2 * load.reduced_bytes * load.tied)
-    update = update_s(rates, load.parameters / np.where(sharded, replicas, 1.0))
-    return StepTimes(
-        pipeline_s=pipeline,
-        reduce_s=np.where(sharded, reduce / 2, reduce) + tied,
-        update_s=update + np.where(sharded, gather, 0.0),
-    )
+    return StepTimes(pipeline_s=pipeline, reduce_s=reduce + tied, update_s=update_s(rates, load.parameters))

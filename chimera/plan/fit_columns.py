@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from chimera.plan.activations import RECOMPUTE_CODES
 from chimera.plan.closed import ModelTimes, RankLoad, closed_step, model_times
 from chimera.plan.dims import Dims, columns, dims_of
-from chimera.plan.forms import closed_form
 from chimera.plan.kernels import Rates
 from chimera.plan.layers import LayerTimes, Sharing
 from chimera.plan.parameters import block_parameters, embedding_parameters
@@ -36,6 +35,8 @@ class RowColumns:
         distinct: [row], index of each row's distinct widths and sharing.
         microbatch: [row].
         grid: [row].
+        microbatches: [row].
+        chunks: [row].
         blocks: [row], on the busiest rank.
         parameters: [row], of the busiest device.
         tied: [row], parameters of the tied matrix on one device.
@@ -52,6 +53,8 @@ class RowColumns:
     distinct: NDArray[np.intp]
     microbatch: _Array
     grid: Grid
+    microbatches: _Array
+    chunks: _Array
     blocks: _Array
     parameters: _Array
     tied: _Array
@@ -76,10 +79,10 @@ class RowColumns:
         stacks = (Dims(*(_at(value, self.distinct) for value in self.dims)),)
         load = RankLoad(
             share=self.blocks,
+            microbatches=self.microbatches,
+            chunks=self.chunks,
             parameters=self.parameters,
             tied=self.tied,
-            copies=1.0,
-            sharded=0.0,
             reduced_bytes=self.reduced_bytes,
             hop_factor=hop[self.software],
         )
@@ -93,7 +96,6 @@ class RowColumns:
             ),
             microbatch=self.microbatch,
             grid=self.grid,
-            form=closed_form("interleaved"),  # with one chunk it is 1F1B
             load=load,
         )
         return np.asarray(steps.total_s, np.float64)
@@ -151,10 +153,9 @@ def row_columns(rows: Sequence[MeasuredRow], rates: Sequence[Rates], software: M
             tensor=np.array([float(row.layout.tensor) for row in rows]),
             pipeline=np.array([float(row.layout.pipeline) for row in rows]),
             data=np.array([float(row.layout.data) for row in rows]),
-            chunks=np.array([float(row.layout.chunks or 1) for row in rows]),
-            pairs=np.ones(len(rows)),
-            microbatches=np.array([float(row.layout.microbatches) for row in rows]),
         ),
+        microbatches=np.array([float(row.layout.microbatches) for row in rows]),
+        chunks=np.array([float(row.layout.chunks or 1) for row in rows]),
         blocks=share * layers,
         parameters=np.array(blocks) * layers * share + words,
         tied=words,

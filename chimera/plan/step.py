@@ -1,7 +1,7 @@
-"""The time of a step from the times of its layers: pipeline, reduction of gradients, update. In closed form.
+"""The parts of a step that are not a layer's: messages, the pipeline, the reduction of gradients, the update.
 
-The estimate of one layout takes the same parts but simulates the pipeline; the fit and the ranking of candidates take
-the closed form for it. Numbers and columns alike.
+The pipeline stands here in closed form for 1F1B, plain or interleaved, as all measured runs are: the fit takes it, the
+estimate of one layout simulates instead. Numbers and columns alike.
 """
 
 from typing import NamedTuple
@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from chimera.plan.dims import Number
-from chimera.plan.forms import ClosedForm, FormSizes
 from chimera.plan.kernels import Rates, all_reduce_s
 from chimera.plan.layers import LayerTimes
 
@@ -17,23 +16,17 @@ __all__ = ["Grid", "StepTimes", "gather_s", "hop_times", "pipeline_s", "reductio
 
 
 class Grid(NamedTuple):
-    """How the devices are arranged and how often the pipeline turns; numbers or columns.
+    """How the devices are arranged; numbers or columns.
 
     Attributes:
         tensor: t.
         pipeline: p.
         data: d.
-        chunks: v, stages of a rank.
-        pairs: f.
-        microbatches: m.
     """
 
     tensor: Number
     pipeline: Number
     data: Number
-    chunks: Number
-    pairs: Number
-    microbatches: Number
 
 
 class StepTimes(NamedTuple):
@@ -61,50 +54,38 @@ def hop_times(rates: Rates, grid: Grid) -> tuple[Number, Number]:
 
 
 def pipeline_s(
-    form: ClosedForm,
-    grid: Grid,
+    pipeline: Number,
+    microbatches: Number,
+    chunks: Number,
     *,
     blocks: LayerTimes,
     embedding: LayerTimes,
     head: LayerTimes,
     hop_s: Number,
 ) -> Number:
-    """Return the time from the first forward to the last backward.
+    """Return the time of 1F1B from the first forward to the last backward (Narayanan et al. 2021, §2.2).
 
     Args:
-        form: of the schedule.
-        grid: sizes.
-        blocks: of all blocks of the busiest rank together.
+        pipeline: p.
+        microbatches: m.
+        chunks: v, 1 where stages are not interleaved.
+        blocks: of all blocks of a rank together.
         embedding: of the embedding.
         head: of the head.
         hop_s: of one message.
     """
-    p, m = grid.pipeline, grid.microbatches
-    between_chunks = np.where(np.asarray(grid.chunks) > 1, 2 * (grid.chunks - 1) * hop_s, 0.0)
-    middle = blocks.total_s + between_chunks
+    p, v = np.asarray(pipeline), np.asarray(chunks)
+    alone, plain = p == 1, v == 1
+    middle = blocks.total_s + 2 * (v - 1) * hop_s
     ends = embedding.total_s + head.total_s
-    alone = np.asarray(p) == 1
-    if form.ends == "apart":
-        own = np.where(alone, ends, np.maximum(embedding.total_s, head.total_s))
-    else:
-        own = ends / np.where(alone | (form.ends == "together"), 1.0, 2.0)
-    others = np.where(alone, 0.0, ((p - 1) * middle + ends - own) / np.maximum(p - 1, 1))
-    scale = others / blocks.total_s
-    sizes = FormSizes(
-        ranks=p,
-        microbatches=m,
-        chunks=grid.chunks,
-        pairs=grid.pairs,
-        forward=blocks.forward_s * scale,
-        input_grad=blocks.input_grad_s * scale,
-        weight_grad=blocks.weight_grad_s * scale,
-    )
-    # Ranks before the last wait for a round trip, which a last rank with much more work of its own hides.
-    waiting = np.where(alone, 0.0, form.steady_hops(sizes) * hop_s)
-    heaviest = middle + (
-        np.maximum(embedding.total_s * ~alone + waiting, own) if form.ends == "apart" else own + waiting
-    )
-    time: Number = m * heaviest + form.bubble(sizes) + np.where(alone, 0.0, form.hops(sizes) * hop_s)
+    heavier_end = np.where(alone, ends, np.maximum(embedding.total_s, head.total_s))
+    # Ranks before the last wait for a round trip, shared by the micro-batches in flight (Qi et al. 2024); a last rank
+    # with much more work of its own hides that.
+    waiting = np.where(alone | ~plain, 0.0, 2 * (p - 1) / p * hop_s)
+    heaviest = middle + np.maximum(embedding.total_s * ~alone + waiting, heavier_end)
+    others = np.where(alone, 0.0, ((p - 1) * middle + ends - heavier_end) / np.maximum(p - 1, 1))
+    once = np.maximum(np.where(plain, 2 * (p - 1) - 2, 2 * (p * v - 1) - p), 0.0)
+    time: Number = microbatches * heaviest + (p - 1) / v * others + np.where(alone, 0.0, once * hop_s)
     return time
 
 

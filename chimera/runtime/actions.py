@@ -4,6 +4,7 @@ A computation takes what its dependencies left for it, from a message or from th
 leaves its result for the next. Losses are seeded with 1 / count here, where outputs meet targets.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -122,6 +123,8 @@ class Actions:
         self._executor = executor
         self._loss_fn = loss_fn
         self._updates = updates
+        self.awaited: tuple[int, float] | None = None
+        """The pipeline rank whose message is waited for, and since when on the monotonic clock."""
         self._before_reduction: frozenset[int] = frozenset()
         # For each stage whose reduction is under way, where it started, when, and the ends of its parts.
         self._reducing: dict[int, tuple[int, Mark, Ends]] = {}
@@ -152,6 +155,7 @@ class Actions:
 
     def begin(self, run: Run, program: Sequence[Instruction]) -> None:
         """Set the micro-batches the next program is about."""
+        self.awaited = None
         self._run = run
         self._before_reduction = before_reduction(program)
         self._route_of = run.route_of
@@ -258,7 +262,7 @@ class Actions:
 
     def _reducing_early(self, action: Action) -> AbstractContextManager[None]:
         """Start buckets inside the last backward of a stage, where its reduction would follow at once anyway."""
-        if self._position not in self._before_reduction:
+        if self._position not in self._before_reduction or not self._reduction.exchanges(action.stage):
             return nullcontext()
         return self._stages[action.stage].telling(self._reduction.arrived)
 
@@ -339,7 +343,9 @@ class Actions:
         if self._routes[self._route_of[microbatch]][producer] == self._me:
             return self._here.pop(key)
         start = self._recorder.mark()
+        self.awaited = self._routes[self._route_of[microbatch]][producer], time.monotonic()
         tensors, arrived = self._channels.take(key)
+        self.awaited = None
         self._recorder.received(self._posted_at.pop(key), start, self._recorder.mark(), arrived)
         return tensors
 

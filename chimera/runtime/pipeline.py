@@ -38,7 +38,7 @@ from chimera.runtime.runnable import channels_of, check_cut, check_shares, check
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage
 from chimera.runtime.updates import UpdateHook, Updates
-from chimera.runtime.watch import Watch
+from chimera.runtime.watch import UNDER_WAY, Here, Watch
 from chimera.runtime.weights import Weights, tied_groups
 from chimera.tensor.parallel import ALONE, TensorParallel
 from chimera.tensor.portion import Portion
@@ -190,17 +190,7 @@ class Pipeline:
         self._earlier_runs = self.schedule if self._updates else without_reductions(self.schedule)
         self._evaluations: dict[int, Schedule] = {}
         self._running = self.schedule
-        self.watch = (
-            Watch(
-                groups.store,
-                groups.rank,
-                groups.size,
-                here=self._here,
-                end_waits=groups.abort,
-            )
-            if groups.store is not None
-            else None
-        )
+        self.watch = Watch(groups.store, groups.rank, groups.size, here=self._here, end_waits=groups.abort)
 
     # Training and evaluation
 
@@ -384,8 +374,7 @@ class Pipeline:
     def close(self) -> None:
         """Stop the threads that publish this rank's position and wait for its messages."""
         self._channels.close()
-        if self.watch is not None:
-            self.watch.close()
+        self.watch.close()
 
     # Parts
 
@@ -430,27 +419,27 @@ class Pipeline:
         program = schedule.actions[self.groups.pipeline_rank]
         self._actions.begin(run, program)
         self._executor.run(program, handlers if self.observer is None else observed(handlers, self.observer))
-        if self.watch is not None:
-            self.watch.activity += ", waiting for reductions and sends under way"
+        self.watch.activity += UNDER_WAY
         self._actions.finish()
 
-    def _here(self) -> tuple[int | None, str | None]:
-        """Return this rank's place in its program and the action there; asked from another thread."""
+    def _here(self) -> Here:
+        """Return this rank's place in its program; asked from another thread."""
         position, program = self._executor.position, self._running.actions[self.groups.pipeline_rank]
+        awaited = self._actions.awaited
         if position is None or position >= len(program):
-            return None, None
-        return position, str(program[position])
+            return Here()
+        if awaited is None:
+            return Here(position, str(program[position]))
+        return Here(position, str(program[position]), self.groups.world_rank(awaited[0]), awaited[1])
 
     @contextmanager
     def _watched(self, activity: str, schedule: Schedule) -> Iterator[None]:
         """Say what this rank does meanwhile, leave the caller's random streams alone, and report a lost peer."""
         self._running = schedule
-        if self.watch is not None:
-            self.watch.activity = activity
+        self.watch.activity = activity
         try:
             with preserved_generators(self.groups.device):
                 yield
         except StalledError as error:
             raise stalled(str(error), self.groups, self.watch, schedule) from error
-        if self.watch is not None:
-            self.watch.activity = "between steps"
+        self.watch.activity = "between steps"

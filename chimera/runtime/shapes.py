@@ -18,7 +18,7 @@ from chimera.runtime.microbatches import Signature, signature
 from chimera.runtime.stage import Stage, spec_of
 from chimera.tensor.randomness import preserved_generators
 
-__all__ = ["Shapes", "exchange_json", "gradient_spec", "share_json"]
+__all__ = ["Shapes", "exchange_json", "gather_json", "gradient_spec", "share_json"]
 
 _TAG = 1
 """Tag of agreement messages on the control group, apart from nothing else that is sent point to point there."""
@@ -135,6 +135,18 @@ def share_json(groups: Groups, value: Any, *, root: int) -> Any:
         payload = torch.empty(int(length), dtype=torch.uint8)
     groups.control.broadcast(payload, root).wait()
     return json.loads(payload.numpy().tobytes())
+
+
+def gather_json(groups: Groups, value: Any) -> list[Any]:
+    """Return the value of every rank, in rank order, on every rank."""
+    if groups.control is None:
+        return [value]
+    payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    lengths = [int(length) for length in groups.gather(torch.tensor([payload.numel()]))]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: payload.numel()] = payload
+    gathered = zip(groups.gather(padded), lengths, strict=True)
+    return [json.loads(found[:length].numpy().tobytes()) for found, length in gathered]
 
 
 def _spec_to_json(spec: Spec) -> list[tuple[list[int], str]]:

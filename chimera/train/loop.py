@@ -6,7 +6,9 @@ happens; how that is shown, and who started the ranks, is others' business.
 """
 
 import math
+import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,9 +34,16 @@ from chimera.train.fields import needed_fields
 from chimera.train.folder import CHECKPOINTS, CONFIG, TIMELINE, check_folder
 from chimera.train.layout import Layout, layout_of
 from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations
-from chimera.train.metrics_log import MetricsLog
 from chimera.train.precision import in_precision, torch_dtype
 from chimera.train.state import describe, owned_state, require_same, restore
+from chimera.train.status_writer import StatusWriter
+from chimera.train.tracking.choice import trackers_of
+from chimera.train.tracking.command import Command
+from chimera.train.tracking.extras import require_trackers
+from chimera.train.tracking.masking import Masker
+from chimera.train.tracking.provenance import find_origin
+from chimera.train.tracking.record import RunRecord, end_of
+from chimera.train.tracking.tracking import Tracking
 from chimera.train.updating import Outcome, updating_of
 from chimera.train.weights import import_weights
 
@@ -47,6 +56,8 @@ def train(
     *,
     device: torch.device,
     resume: bool = False,
+    restarted: bool = False,
+    command: Command | None = None,
     report: Report | None = None,
 ) -> TrainingResult:
     """Train on this rank, together with the others of ``group``.
@@ -56,30 +67,35 @@ def train(
         group: the ranks of the run, as ``config.grid`` numbers them; None for one rank on its own.
         device: of this rank.
         resume: go on from the newest checkpoint of the run in ``train.out``.
+        restarted: this job has begun the run before and failed; without ``resume``, it begins once more.
+        command: what the record of the run names as its origin; None for this process's own.
         report: called with each event; None reports to nobody.
 
     Raises:
         ChimeraError: see ``chimera.errors``; no file is left half-written.
     """
     report = report or _to_nobody
-    check_folder(config, resume=resume)
+    check_folder(config, resume=resume, restarted=restarted)
+    require_trackers(config.metrics)
     layout = layout_of(config)
     report("reading the corpus")
     data = build_data(config.data)
     _require_vocabulary(config, data)
     report("building the pipeline")
-    run = TrainingRun(config, layout, data, group, device=device, report=report)
+    run = TrainingRun(config, layout, data, group, device=device, command=command or Command.here(), report=report)
     try:
-        return run.to_the_end(resume=resume)
-    finally:
-        run.close()
+        result = run.to_the_end(resume=resume)
+    except BaseException as error:
+        run.close(error)
+        raise
+    return replace(result, record=run.close())
 
 
 class TrainingRun:
     """One rank's part of a run, made ready: the model is built and connected, no step is made and no file written.
 
     Args:
-        config, group, device: as ``train`` takes them.
+        config, group, device, command: as ``train`` takes them.
         layout: that of ``config``.
         data: that of ``config``.
         report: called with each event.
@@ -98,6 +114,7 @@ class TrainingRun:
         group: "dist.ProcessGroup | None",
         *,
         device: torch.device,
+        command: Command,
         report: Report,
         ablate: Ablation = "none",
         record_details: bool = False,
@@ -158,19 +175,25 @@ class TrainingRun:
         )
         self._out = Path(config.train.out)
         self._first = self.pipe.groups.rank == 0
+        self._command = command
         self._report = report
-        self._log: MetricsLog | None = None
+        self._tracking: Tracking | None = None
+        self._status: StatusWriter | None = None
         self._evaluations: list[EvaluationMetrics] = []
         self._saved: Path | None = None
         self._timeline: Timeline | None = None
 
-    def close(self) -> None:
-        """Close what is open, in any state."""
+    def close(self, error: BaseException | None = None) -> RunRecord | None:
+        """End threads, workers and trackers, and return the record of the run, where this rank keeps it."""
         self.pipe.close()
         if self._loader is not None:
             self._loader.close()
-        if self._log is not None:
-            self._log.close()
+        if self._status is not None:
+            self._status.close(end_of(error, Masker.of_environment(os.environ)))
+        if self._tracking is None:
+            return None
+        self._tracking.close(error)
+        return self._tracking.record
 
     def to_the_end(self, *, resume: bool) -> TrainingResult:
         """Train until the last step."""
@@ -203,6 +226,7 @@ class TrainingRun:
             heldout_unigram_cross_entropy=self._data.heldout_unigram_cross_entropy,
             checkpoint=self._saved,
             train_s=time.perf_counter() - began,
+            record=None,
         )
 
     # Begin
@@ -226,12 +250,23 @@ class TrainingRun:
 
     def _open_files(self, start: int) -> None:
         # All ranks have come this far, so whatever could be wrong with the configuration is known by now.
-        self.pipe.groups.sum_everywhere(torch.zeros(1))
+        origin = find_origin(self._command, self.pipe.groups, self._device, Masker.of_environment(os.environ))
+        if start < self._config.train.steps:
+            self._status = StatusWriter(self._out, self.pipe, step=start)
         if not self._first:
             return
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / CONFIG).write_text(to_toml(self._config), encoding="utf-8")
-        self._log = MetricsLog(self._out, first_step=start, tensorboard=self._config.metrics.tensorboard)
+        if start < self._config.train.steps:
+            self._tracking = Tracking(
+                self._config,
+                self._out,
+                trackers_of(self._config.metrics, self._out),
+                self._command,
+                origin,
+                from_step=start,
+                report=self._report,
+            )
         self._report(
             Started(
                 step=start,
@@ -274,7 +309,7 @@ class TrainingRun:
         step_s = time.perf_counter() - began
         self._timeline = self.pipe.timeline()
         gathers = self.pipe.gather_times() if self._config.parallel.shard_optimizer else None
-        return StepMetrics(
+        row = StepMetrics(
             step=step,
             loss=loss,
             terms=dict(terms),
@@ -288,6 +323,9 @@ class TrainingRun:
             gather_ms=None if gathers is None else gathers.under_way_s * 1e3,
             gather_hidden_ms=None if gathers is None else gathers.hidden_s * 1e3,
         )
+        if self._status is not None:
+            self._status.stepped(row, self._timeline)
+        return row
 
     def _tokens_of(self, microbatches: int) -> int:
         """Return the positions of a step of so many micro-batches on each replica."""
@@ -339,12 +377,16 @@ class TrainingRun:
 
     def _evaluate(self, step: int) -> None:
         if self._heldout:
+            began = time.perf_counter()
             row = evaluate(self.pipe, self._loss, self._heldout, step=step)
             self._evaluations.append(row)
+            if self._tracking is not None:
+                self._tracking.evaluated(time.perf_counter() - began)
             self._emit(row)
 
     def _save(self, step: int) -> None:
         self._tell(f"saving the checkpoint of step {step}")
+        began = time.perf_counter()
         self._saved = save_checkpoint(
             self._out / CHECKPOINTS,
             step,
@@ -354,7 +396,8 @@ class TrainingRun:
             keep=self._config.train.keep_checkpoints,
         )
         self._tell("training")
-        if self._first:
+        if self._tracking is not None:
+            self._tracking.saved(time.perf_counter() - began)
             self._report(Saved(self._saved))
 
     def _write_timeline(self) -> None:
@@ -362,15 +405,16 @@ class TrainingRun:
             write_timeline(self._timeline, self._out / TIMELINE)
 
     def _emit(self, row: StepMetrics | EvaluationMetrics) -> None:
-        if self._log is not None:
-            self._log.add(row)
+        if self._tracking is not None:
+            if self._status is not None and self._status.failure is not None:
+                self._tracking.failed("status", self._status.failure)
+            self._tracking.add(row)
             self._report(row)
 
     def _tell(self, activity: str) -> None:
         """Say what this rank is at, to whoever started it and to its peers."""
         self._report(activity)
-        if self.pipe.watch is not None:
-            self.pipe.watch.activity = activity
+        self.pipe.watch.activity = activity
 
 
 def _training_source(

@@ -21,6 +21,7 @@ from chimera.train.config import TrainConfig
 from chimera.train.events import Report
 from chimera.train.layout import Layout
 from chimera.train.loop import TrainingRun
+from chimera.train.tracking.command import Command
 
 __all__ = ["Steps", "TrainingSteps", "VirtualSteps"]
 
@@ -68,7 +69,15 @@ class TrainingSteps:
         # No evaluation, and micro-batches of so many steps.
         config = replace(config, train=replace(config.train, steps=number, evaluation_samples=0))
         self._run = TrainingRun(
-            config, layout, data, group, device=device, report=report, ablate=ablate, record_details=True
+            config,
+            layout,
+            data,
+            group,
+            device=device,
+            command=Command.here(),
+            report=report,
+            ablate=ablate,
+            record_details=True,
         )
         self.pipe = self._run.pipe
         self._run.open_data(0)

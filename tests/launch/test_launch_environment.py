@@ -3,7 +3,7 @@
 import pytest
 
 from chimera.errors import RunError, UsageError
-from chimera.launch import Place, connected, place_from_environment
+from chimera.launch import Endpoint, Place, connected, place_from_environment
 
 TORCHRUN = {
     "RANK": "5",
@@ -22,9 +22,10 @@ def test_no_launcher():
 
 def test_torchruns_variables():
     """The place is what the variables say; the local rank is the rank where nothing else is said."""
-    assert place_from_environment(TORCHRUN) == Place(rank=5, size=8, local_rank=1, local_size=4)
+    where = {"store": Endpoint("node0", 29500), "spans_hosts": True}
+    assert place_from_environment(TORCHRUN) == Place(rank=5, size=8, local_rank=1, local_size=4, **where)
     short = {name: value for name, value in TORCHRUN.items() if not name.startswith("LOCAL")}
-    assert place_from_environment(short) == Place(rank=5, size=8, local_rank=5, local_size=8)
+    assert place_from_environment(short) == Place(rank=5, size=8, local_rank=5, local_size=8, **where)
 
 
 @pytest.mark.parametrize(
@@ -48,9 +49,11 @@ def test_a_half_set_environment_is_refused(change, message):
 
 def test_a_store_that_does_not_answer():
     """A rank that finds no job gives up after the time-out and says which option to raise."""
-    place = Place(rank=1, size=2, local_rank=1, local_size=2, port=1)
+    place = Place(rank=1, size=2, local_rank=1, local_size=2, store=Endpoint("127.0.0.1", 1))
     with (
-        pytest.raises(RunError, match=r"rank 1 could not join the job: .*--runtime.timeout-s \(0.5\)"),
+        pytest.raises(
+            RunError, match=r"no job answers at 127.0.0.1:1: Connection refused; .*--runtime.timeout-s \(0.5\)"
+        ),
         connected(place, timeout_s=0.5),
     ):
         pass

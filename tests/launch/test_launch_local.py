@@ -40,7 +40,7 @@ def listening_sockets(place, tell):
             for table in ("tcp", "tcp6")
             for fields in map(str.split, Path(f"/proc/self/net/{table}").read_text().splitlines()[1:])
             if fields[3] == "0A"
-            and (f"socket:[{fields[9]}]" in held or int(fields[1].rpartition(":")[2], 16) == place.port)
+            and (f"socket:[{fields[9]}]" in held or int(fields[1].rpartition(":")[2], 16) == place.store.port)
         ]
 
 
@@ -228,7 +228,7 @@ def test_a_given_port_is_used():
 
 def port_of(place, tell):
     with connected(place, timeout_s=TIMEOUT_S):
-        return place.port
+        return place.store.port
 
 
 def test_no_rank_outlives_its_parent():

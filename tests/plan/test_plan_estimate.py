@@ -1,18 +1,21 @@
-"""The estimate of one layout, of many at once, and the folding of long steps, held against one another."""
+"""The estimate of one layout, prices of many at once, folded steps and the closed form of 1F1B, held together."""
 
 import numpy as np
 import pytest
 
 from chimera.errors import ConfigError, FormatError, InfeasibleError, UsageError
-from chimera.ir.costs import Costs
-from chimera.plan.candidates import Candidates, estimate_many
+from chimera.ir.costs import Costs, StageCosts
+from chimera.plan.activations import RECOMPUTE_CODES
 from chimera.plan.estimating import estimate
 from chimera.plan.folding import folded_step, simulated_step
-from chimera.plan.forms import FORMS, FormSizes
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import known_devices, known_software, read_device, read_software, write_device
+from chimera.plan.layers import LayerTimes
 from chimera.plan.layout import Layout
+from chimera.plan.search.model_pricing import ModelPricing
+from chimera.plan.search.pricing import Choices
 from chimera.plan.shape import ModelShape
+from chimera.plan.step import pipeline_s
 from chimera.schedules import SCHEDULES, build_schedule
 from chimera.simulate import simulate
 
@@ -70,24 +73,25 @@ def test_a_folded_step_is_the_whole_step(name):
     np.testing.assert_allclose(folded.busy, whole.busy, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "name", ["gpipe", "1f1b", "interleaved", "chimera", "looped-bfs", "gems", "zb-h1", "zb-v", "v-half"]
-)
-def test_closed_forms_give_the_makespans_that_are_simulated(name):
-    """Idle time in closed form is that of the simulator for equal stages, within a fiftieth of the step."""
-    ranks, microbatches = 4, 8
-    form = FORMS[name]
-    chunks = 2.0 if name in {"interleaved", "looped-bfs"} else 1.0
-    sizes = FormSizes(4.0, 8.0, chunks, 1.0, forward=1.0, input_grad=1.0, weight_grad=1.0)
-    timeline = simulate(build_schedule(name, ranks=ranks, microbatches=microbatches), Costs(forward=1.0, backward=2.0))
-    predicted = microbatches * 3 + float(form.bubble(sizes))
-    assert predicted == pytest.approx(timeline.makespan, rel=0.02)
-    assert float(form.activations(sizes)) == pytest.approx(max(timeline.peak_activations), rel=0.02)
-
-
-def test_every_schedule_has_a_closed_form():
-    """No schedule of the registry is missing from the ranking of candidates."""
-    assert set(FORMS) == set(SCHEDULES)
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("hop", [0.0, 0.05])
+def test_the_closed_form_of_1f1b_is_its_simulation(chunks, hop):
+    """What the fit takes for a pipeline is what the simulator makes of it, within a hundredth of the step."""
+    ranks, microbatches = 4, 12
+    layer = LayerTimes(0.25, 0.3, 0.2, 0.0)
+    stages = ranks * chunks
+    blocks = LayerTimes(*(8 * time for time in layer))
+    none = LayerTimes(0.0, 0.0, 0.0, 0.0)
+    predicted = pipeline_s(4.0, 12.0, float(chunks), blocks=blocks, embedding=none, head=none, hop_s=hop)
+    exposed = hop * (chunks - 1) / chunks
+    costs = StageCosts(
+        forward_s=[blocks.forward_s / chunks + exposed] * stages,
+        backward_s=[blocks.backward_s / chunks + exposed] * stages,
+        latency_s=hop,
+    )
+    name = "interleaved" if chunks > 1 else "1f1b"
+    schedule = build_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks if chunks > 1 else None)
+    assert float(predicted) == pytest.approx(simulate(schedule, costs).makespan, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -99,32 +103,39 @@ def test_every_schedule_has_a_closed_form():
         {"tensor": 8, "pipeline": 1, "data": 128, "microbatches": 12, "sharded": True, "sequence_parallel": True},
     ],
 )
-def test_many_estimates_at_once_are_the_single_ones(sizes):
-    """Columns of candidates in closed form give the time (0.5 %) and memory (0.1 %) of the simulated estimate."""
+def test_many_prices_at_once_are_those_of_the_single_estimate(sizes):
+    """Layers, messages, states and activations in columns are what the estimate of one layout charges for them."""
     layout = Layout(**sizes)
     cluster = Cluster.of(A100, layout.num_devices)
     one = estimate(GPT3, layout, cluster, MEGATRON)
-    codes = {"none": 0.0, "selective": 1.0, "full": 2.0}
-    columns = Candidates(
-        *(
-            np.full(3, value, np.float64)
-            for value in (
-                layout.tensor,
-                layout.pipeline,
-                layout.data,
-                layout.chunks or 1,
-                1,
-                layout.microbatch,
-                layout.microbatches,
-                codes[layout.recompute],
-                layout.sequence_parallel,
-                layout.sharded,
+    size = np.ones(3, np.int64)
+    prices = (
+        ModelPricing(GPT3, cluster, MEGATRON)
+        .prices(
+            Choices(
+                tensor=size * layout.tensor,
+                pipeline=size * layout.pipeline,
+                data=size * layout.data,
+                microbatch=size * layout.microbatch,
+                routes=size,
+                recompute=size * RECOMPUTE_CODES[layout.recompute],
+                sequence_parallel=size > 2 - layout.sequence_parallel * 2,
+                sharded=size > 2 - layout.sharded * 2,
             )
         )
+        .at(1)
     )
-    many = estimate_many(GPT3, columns, cluster, MEGATRON, schedule="interleaved")
-    np.testing.assert_allclose(many.step_s, one.step_s, rtol=5e-3)
-    np.testing.assert_allclose(many.peak_bytes, one.peak_bytes, rtol=1e-3)
+    stages = len(one.costs.forward_s)
+    blocks, exposed = 96 // stages, 2 * prices.hop_s * ((layout.chunks or 1) - 1) / (layout.chunks or 1)
+    whole = 96 * prices.block_s.sum() + prices.embedding_s.sum() + prices.head_s.sum() + stages * exposed
+    np.testing.assert_allclose(whole, sum(one.costs.forward_s) + sum(one.costs.backward_s), rtol=1e-9)
+    np.testing.assert_allclose(
+        blocks * prices.block_bytes, one.costs.activation_bytes[0] - (stages == 1) * prices.head_bytes
+    )
+    first = one.memory[0]
+    states = 96 // layout.pipeline * prices.block_state_bytes + prices.embedding_state_bytes
+    states += (layout.pipeline == 1) * prices.head_state_bytes
+    np.testing.assert_allclose(states, first.weights + first.gradients + first.optimizer, rtol=1e-9)
 
 
 def test_a_layout_of_another_size_than_the_cluster_is_refused():

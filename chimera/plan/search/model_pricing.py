@@ -140,7 +140,7 @@ class _Work:
     @cached_property
     def grid(self) -> Grid:
         pipeline, data = (size.astype(np.float64) for size in (self.choices.pipeline, self.choices.data))
-        return Grid(self.tensor, pipeline, data, 1.0, 1.0, 1.0)
+        return Grid(self.tensor, pipeline, data)
 
     @cached_property
     def times(self) -> ModelTimes:
