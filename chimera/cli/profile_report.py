@@ -28,8 +28,18 @@ from chimera.train.profile_result import ProfileResult
 
 __all__ = ["check_profile_folder", "print_kinds", "print_profile", "print_ranks", "profile_as_dict", "write_profile"]
 
-_MARKER: Final = "profile.json"
-"""The file that makes a folder a profile's."""
+_FILES: Final = (
+    "timeline",
+    "trace",
+    "predicted.json",
+    "schedule.json",
+    "costs.json",
+    "block-times.csv",
+    "profile.",
+    "torch_profiler_rank",
+    "memory_rank",
+)
+"""What the names of a profile's files begin with."""
 _MIB: Final = 2**20
 _HEADINGS: Final = {
     Cause.WARM_UP: "warm-up",
@@ -51,8 +61,13 @@ def check_profile_folder(folder: Path) -> None:
     Raises:
         ConfigError: it holds something else.
     """
-    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / _MARKER).is_file())):
-        raise ConfigError(f"{folder} holds something other than a profile; set profile.out to another folder")
+    own = (*_FILES, f"{folder.name}_node")
+    foreign = [path.name for path in folder.iterdir() if not path.name.startswith(own)] if folder.is_dir() else []
+    if foreign or (folder.exists() and not folder.is_dir()):
+        raise ConfigError(
+            f"{folder} holds something other than a profile{f' ({foreign[0]})' if foreign else ''}; set profile.out to "
+            "another folder"
+        )
 
 
 # Files
@@ -61,7 +76,6 @@ def check_profile_folder(folder: Path) -> None:
 def write_profile(found: ProfileResult) -> None:
     """Write everything into the profile's folder, each file whole or not at all."""
     out = found.out
-    check_profile_folder(out)
     for pipeline, timeline in enumerate(found.median):
         suffix = f"_pipeline{pipeline}" if len(found.median) > 1 else ""
         plot_timeline(
@@ -82,7 +96,7 @@ def write_profile(found: ProfileResult) -> None:
         _write_block(found, out / "block-times.csv")
     with replacing(out / "profile.txt") as temporary:
         temporary.write_text(_text(found), encoding="utf-8")
-    with replacing(out / _MARKER) as temporary:
+    with replacing(out / "profile.json") as temporary:
         temporary.write_text(json.dumps(profile_as_dict(found), indent=1) + "\n", encoding="utf-8")
 
 
