@@ -17,8 +17,8 @@ ADDRESSES = ("10.213.77.1", "10.213.77.2")
 
 def missing():
     """Return what keeps hosts from being made here, or None."""
-    if shutil.which("ip") is None:
-        return "ip not installed (Debian: iproute2)"
+    if lacking := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
+        return f"{' and '.join(lacking)} not installed (Debian: iproute2)"
     if os.geteuid() != 0:
         return "network namespaces are made as root"
     name = f"chimera-try-{os.getpid()}"
@@ -30,8 +30,11 @@ def missing():
 
 
 @contextmanager
-def two_hosts():
-    """Make the hosts and yield, for each, the words that a command on it begins with."""
+def two_hosts(rate=None):
+    """Make the hosts and yield, for each, the words that a command on it begins with.
+
+    With ``rate``, as tc writes it (200mbit), the cable carries that much each way.
+    """
     names = [f"chimera-{letter}-{os.getpid()}" for letter in "ab"]
     with ExitStack() as stack:
         for name in names:
@@ -42,6 +45,9 @@ def two_hosts():
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", cable)
             _ip("-n", name, "link", "set", cable, "up")
             _ip("-n", name, "link", "set", "lo", "up")
+            if rate is not None:
+                shape = ["root", "tbf", "rate", rate, "burst", "32kb", "latency", "50ms"]
+                _ip("netns", "exec", name, "tc", "qdisc", "add", "dev", cable, *shape)
         yield [["ip", "netns", "exec", name] for name in names]
 
 

@@ -69,7 +69,10 @@ COMMANDS = (
     Command(
         "data inspect", "chimera.cli.data_inspect:data_inspect", "Prove an indexed dataset, and show what is in it."
     ),
-    Command("profile", "chimera.cli.profile:profile", "Measure this machine for the planner."),
+    Command(
+        "profile import", "chimera.cli.profile_import:profile_import", "Read what NVIDIA's nsys recorded of a run."
+    ),
+    Command("profile", "chimera.cli.profile:profile", "Record a few steps of a run, or measure this machine."),
     Command("bench plan", "chimera.cli.bench_plan:bench_plan", "Time the planner's search, and show its errors."),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
     Command("bench reduce", "chimera.cli.bench_reduce:bench_reduce", "Measure where gradient reductions cost least."),

@@ -18,7 +18,8 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from chimera.cli.options import Flag
 from chimera.cli.terminal import console
-from chimera.cli.train import Overrides, TrainingView, after_interrupt, given_overrides, outcome, summary
+from chimera.cli.train import Overrides, TrainingView, after_interrupt, given_overrides, print_result, summary
+from chimera.cli.training import check_run
 from chimera.errors import ConfigError, RunError, UsageError
 from chimera.launch.interfaces import find_interface
 from chimera.launch.ray.cluster import (
@@ -32,7 +33,6 @@ from chimera.launch.ray.cluster import (
 from chimera.launch.ray.placement import Seat
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import load_config
-from chimera.train.folder import check_folder
 from chimera.train.layout import layout_of
 
 __all__ = ["launch_ray"]
@@ -112,7 +112,7 @@ def launch_ray(
         working_dir=working_dir,
     )
     commands, environ = _commands(before), _variables(env)
-    check_folder(settings, resume=resume)
+    check_run(settings, resume=resume)
     where, own = _cluster(out, settings, address)
     out.print("\n".join(summary(settings, layout)))
     # Ray reads its environment when it is imported, which happens here and not before.
@@ -135,7 +135,7 @@ def launch_ray(
             result = run_on_ray(settings, options, view, resume=resume)
     except KeyboardInterrupt:
         raise RunError(f"interrupted after step {view.step}; {after_interrupt(settings)}") from None
-    out.print("\n".join(outcome(result)))
+    print_result(out, result)
     if own is not None:
         out.print(f"the Ray cluster at {own.address} stays for the next run; 'chimera launch ray --down' stops it")
 

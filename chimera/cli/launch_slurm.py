@@ -16,13 +16,13 @@ from tyro.conf import Positional, arg
 from chimera.cli.options import Flag
 from chimera.cli.terminal import console
 from chimera.cli.train import Overrides, after_interrupt, given_overrides
+from chimera.cli.training import check_run
 from chimera.errors import RunError, UsageError
 from chimera.ir.files import making_folder
 from chimera.launch.slurm_job import JobState, cancel, follow, submit
 from chimera.launch.slurm_script import SlurmJob, batch_script
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import load_config
-from chimera.train.folder import check_folder
 from chimera.train.layout import layout_of
 
 __all__ = ["launch_slurm"]
@@ -108,7 +108,7 @@ def launch_slurm(
     if dry_run:
         print(script, end="")
         return 0
-    check_folder(settings, resume=resume)
+    check_run(settings, resume=resume)
     with making_folder(folder):
         number = submit(script)
         (folder / _SCRIPT).write_text(script, encoding="utf-8")

@@ -19,6 +19,7 @@ from chimera.launch.ray.job import attached, run_ray
 from chimera.launch.ray.worker import Preparation
 from chimera.train.config import TrainConfig
 from chimera.train.events import TrainingResult
+from chimera.train.profile_result import ProfileResult
 from chimera.train.tracking.command import Command
 
 __all__ = ["NOTES", "RayOptions", "run_on_ray"]
@@ -52,7 +53,9 @@ class RayOptions:
     max_restarts: int
 
 
-def run_on_ray(config: TrainConfig, options: RayOptions, shown: Shown, *, resume: bool) -> TrainingResult:
+def run_on_ray(
+    config: TrainConfig, options: RayOptions, shown: Shown, *, resume: bool
+) -> TrainingResult | ProfileResult:
     """Train on ``config.world_size`` ranks of a Ray cluster and return what it came to.
 
     Args:
@@ -86,7 +89,7 @@ def run_on_ray(config: TrainConfig, options: RayOptions, shown: Shown, *, resume
             interface=config.runtime.interface,
         )
         results: list[Any] = run_ray(partial(run_rank, config, resume=resume, command=Command.here()), job, shown)
-    result: TrainingResult = results[0]
+    result: TrainingResult | ProfileResult = results[0]
     return result
 
 

@@ -16,9 +16,9 @@ _WIDEST: Final = 120
 _PIPED: Final = 100
 
 
-def console() -> Console:
-    """Return a console on the present stdout that prints text as it is given, coloured only on a terminal."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+def console(*, on_stderr: bool = False) -> Console:
+    """Return a console on the present stdout or stderr that prints text as it is given, coloured only on a terminal."""
+    return Console(stderr=on_stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _width_of(out: Console) -> int:

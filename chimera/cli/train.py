@@ -6,6 +6,7 @@ terminal a bar shows rate and time left; elsewhere there is a line now and then.
 
 import dataclasses
 import inspect
+import json as json_form
 import os
 import re
 import sys
@@ -23,8 +24,9 @@ from tyro.conf import Positional, arg
 from chimera.cli.account import account, tracker_lines
 from chimera.cli.dry_run import print_dry_run, print_dry_run_json
 from chimera.cli.options import Flag
+from chimera.cli.profile_report import print_profile, profile_as_dict
 from chimera.cli.terminal import console
-from chimera.cli.training import PRELOAD, run_joined, run_local
+from chimera.cli.training import PRELOAD, check_run, run_joined, run_local
 from chimera.errors import RunError, UsageError
 from chimera.ir.versions import updates_of_microbatches
 from chimera.launch import allocated_nodes, place_from_environment, warm_up
@@ -34,16 +36,18 @@ from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS, load_config, section_classes, section_types, type_text
 from chimera.train.events import Event, Restarted, Saved, Started, TrackerFailed, TrainingResult
 from chimera.train.families import family_of, layers_of
-from chimera.train.folder import check_folder, newest_checkpoint
+from chimera.train.folder import newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
+from chimera.train.profile_result import ProfileResult
 
 __all__ = [
     "Overrides",
     "TrainingView",
     "after_interrupt",
     "given_overrides",
-    "outcome",
+    "print_result",
+    "run_and_show",
     "summary",
     "train_command",
     "train_here",
@@ -149,33 +153,49 @@ def train_command(
     if dry_run:
         _say_dry_run(settings, layout, json=json)
         return
-    place = place_from_environment(os.environ, folder=Path(settings.train.out))
+    run_and_show(settings, resume=resume)
+
+
+def run_and_show(config: TrainConfig, *, resume: bool = False, json: bool = False) -> None:
+    """Train or profile, here or as one rank of a job that is there already, and show it meanwhile and at its end.
+
+    With ``json`` a profile is printed as a JSON document, and all else goes to stderr.
+    """
+    place = place_from_environment(os.environ, folder=Path(config.train.out))
     if place is None:
-        _say_idle_nodes(settings)
-        train_here(settings, resume=resume)
+        _say_idle_nodes(config)
+        train_here(config, resume=resume, json=json)
     else:
-        _show(settings, partial(run_joined, settings, place, resume=resume), silent=place.rank > 0)
+        _show(config, partial(run_joined, config, place, resume=resume), silent=place.rank > 0, json=json)
 
 
-def train_here(config: TrainConfig, *, resume: bool, restarts: int = 0) -> None:
-    """Train on processes of this host and show it.
+def train_here(config: TrainConfig, *, resume: bool, restarts: int = 0, json: bool = False) -> None:
+    """Train or profile on processes of this host and show it.
 
     Args:
         config: the run.
         resume: go on from the newest checkpoint of the run.
         restarts: how often to do so after a rank died or stalled.
+        json: see ``run_and_show``.
 
     Raises:
         ChimeraError: whatever is wrong.
     """
-    check_folder(config, resume=resume)
+    check_run(config, resume=resume)
     warm_up(PRELOAD)
-    _show(config, partial(run_local, config, resume=resume, restarts=restarts, on_failure=_say_failure))
+    run = partial(run_local, config, resume=resume, restarts=restarts, on_failure=_say_failure)
+    _show(config, run, json=json)
 
 
-def _show(config: TrainConfig, run: Callable[..., TrainingResult | None], *, silent: bool = False) -> None:
+def _show(
+    config: TrainConfig,
+    run: Callable[..., TrainingResult | ProfileResult | None],
+    *,
+    silent: bool = False,
+    json: bool = False,
+) -> None:
     """Call ``run`` and show its events and what it came to; a silent one says nothing before that."""
-    view = TrainingView(console(), config)
+    view = TrainingView(console(on_stderr=json), config)
     if not silent:
         view.out.print("\n".join(summary(config, layout_of(config))))
     try:
@@ -183,8 +203,19 @@ def _show(config: TrainConfig, run: Callable[..., TrainingResult | None], *, sil
             result = run(on_event=view.show)
     except KeyboardInterrupt:
         raise RunError(f"interrupted after step {view.step}; {after_interrupt(config)}") from None
-    if result is not None:
-        view.out.print("\n".join(outcome(result)))
+    if isinstance(result, ProfileResult) and json:
+        print(json_form.dumps(profile_as_dict(result), indent=1))
+    elif result is not None:
+        print_result(view.out, result)
+
+
+def print_result(out: Console, result: TrainingResult | ProfileResult) -> None:
+    """Print what a run or a profile came to."""
+    if isinstance(result, ProfileResult):
+        out.print()
+        print_profile(out, result)
+    else:
+        out.print("\n".join(_outcome(result)))
 
 
 def _say_failure(error: RunError) -> None:
@@ -226,9 +257,15 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         f"{recompute}; stages {layout_of_cut(layout.layer_to_stage, model.stacks)}",
         "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
         f"for equal stages {predicted_bubble(schedule):.1%}",
-        "run": f"{config.train.steps} steps, {config.train.out}",
+        "run": _run(config),
     }
     return [f"{name:9} {fact}" for name, fact in facts.items()]
+
+
+def _run(config: TrainConfig) -> str:
+    if config.profile.steps:
+        return f"profile of {config.profile.steps} steps after {config.profile.warmup_steps}, {config.profile.out}"
+    return f"{config.train.steps} steps, {config.train.out}"
 
 
 def _ranks(config: TrainConfig) -> str:
@@ -359,7 +396,7 @@ def given_overrides(overrides: Any) -> Mapping[str, str]:
     }
 
 
-def outcome(result: TrainingResult) -> list[str]:
+def _outcome(result: TrainingResult) -> list[str]:
     """Return what a run came to, in a few lines."""
     lines = []
     if result.last is None:

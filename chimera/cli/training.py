@@ -23,17 +23,33 @@ from chimera.train.config import TrainConfig
 from chimera.train.events import Event, Restarted, Started, TrainingResult
 from chimera.train.folder import CHECKPOINTS, check_folder, checkpoint_path, checkpoint_steps
 from chimera.train.layout import layout_of
+from chimera.train.profile_result import ProfileResult, profile_folder
 from chimera.train.tracking.command import Command
 from chimera.train.tracking.extras import require_trackers
 from chimera.train.tracking.record import end_record
 
-__all__ = ["PRELOAD", "run_joined", "run_local", "run_rank"]
+__all__ = ["PRELOAD", "check_run", "run_joined", "run_local", "run_rank"]
 
 PRELOAD: Final = ("chimera.cli.training", "chimera.train.loop", "torch._dynamo")
 """What ranks need loaded; ``chimera.launch.warm_up(PRELOAD)`` loads it while the caller does something else.
 
 The last takes a second, and torch loads it at the first step of any optimizer.
 """
+
+
+def check_run(config: TrainConfig, *, resume: bool) -> None:
+    """See that the run may begin or go on in its folder; of a profile, which has a folder of its own, that it is new.
+
+    Raises:
+        ConfigError, CheckpointError: as ``check_folder`` does.
+    """
+    if not config.profile.steps:
+        check_folder(config, resume=resume)
+    elif resume:
+        raise ConfigError(
+            f"[profile] steps = {config.profile.steps} makes the run a profile, of which nothing is left to resume; "
+            "leave out --resume, or set profile.steps to 0"
+        )
 
 
 def run_local(
@@ -43,8 +59,8 @@ def run_local(
     restarts: int = 0,
     on_event: Callable[[Event], None] | None = None,
     on_failure: Callable[[RunError], None] | None = None,
-) -> TrainingResult:
-    """Train on ``config.world_size`` processes of this host and return what it came to.
+) -> TrainingResult | ProfileResult:
+    """Train or profile on ``config.world_size`` processes of this host and return what it came to.
 
     Args:
         config: the run.
@@ -57,7 +73,7 @@ def run_local(
         ChimeraError: whatever is wrong; every rank has ended by then.
     """
     # What can be known here is, before any process is started.
-    check_folder(config, resume=resume)
+    check_run(config, resume=resume)
     require_trackers(config.metrics)
     layout_of(config)
     began = False
@@ -82,8 +98,8 @@ def run_local(
 
 def _attempt(
     config: TrainConfig, *, resume: bool, restarts: int, on_message: Callable[[int, Any], None]
-) -> TrainingResult:
-    """Start all ranks once; a failure is entered into the run's record."""
+) -> TrainingResult | ProfileResult:
+    """Start all ranks once; a failure is entered into the run's record, which a profile has none of."""
     command = Command.here()
     since_s = time.time() if restarts else command.started_s
     try:
@@ -98,17 +114,18 @@ def _attempt(
         )
     except BaseException as error:
         # The first rank may have been killed; and what it has written, if anything, need not be the cause.
-        with suppress(OSError, FormatError):
-            end_record(Path(config.train.out), error, since_s=since_s)
+        if not config.profile.steps:
+            with suppress(OSError, FormatError):
+                end_record(Path(config.train.out), error, since_s=since_s)
         raise
-    result: TrainingResult = results[0]
+    result: TrainingResult | ProfileResult = results[0]
     return result
 
 
 def run_joined(
     config: TrainConfig, place: Place, *, resume: bool = False, on_event: Callable[[Event], None] | None = None
-) -> TrainingResult | None:
-    """Train as the rank at ``place`` of a job that is there already; the first rank gets the result.
+) -> TrainingResult | ProfileResult | None:
+    """Train or profile as the rank at ``place`` of a job that is there already; the first rank gets the result.
 
     Raises:
         UsageError: the job is not of ``config.world_size`` ranks; the nearest legal sizes are named.
@@ -132,8 +149,8 @@ def run_joined(
 
 def run_rank(
     config: TrainConfig, place: Place, tell: Tell, *, resume: bool = False, command: Command | None = None
-) -> TrainingResult | None:
-    """Train as the rank at ``place``, whoever started it; the first rank returns the result.
+) -> TrainingResult | ProfileResult | None:
+    """Train or profile as the rank at ``place``, whoever started it; the first rank returns the result.
 
     A job that was started again after a failure goes on from the newest checkpoint of its run by itself.
 
@@ -153,6 +170,8 @@ def run_rank(
     device, runtime, began = _device(config, place), config.runtime, (command or Command.here()).again()
     tell("connecting to the other ranks")
     with launch.joined(place, timeout_s=runtime.timeout_s, interface=runtime.interface, port=runtime.port) as job:
+        if config.profile.steps:
+            return _profile_on_rank(config, job.group, device, place, tell)
         step = _newest_step(config, job.group) if job.restarts else 0
 
         def report(event: Event) -> None:
@@ -172,6 +191,23 @@ def run_rank(
             report=report,
         )
     return result if place.rank == 0 else None
+
+
+def _profile_on_rank(
+    config: TrainConfig, group: "dist.ProcessGroup | None", device: torch.device, place: Place, tell: Tell
+) -> ProfileResult | None:
+    """Profile, and write the files on the first rank: whoever started the ranks needs to know nothing of profiles."""
+    from chimera.cli.profile_report import check_profile_folder, write_profile
+    from chimera.train.profiling import profile
+
+    if place.rank == 0:
+        check_profile_folder(profile_folder(config, device))
+    found = profile(config, group, device=device, report=tell)
+    if place.rank:
+        return None
+    tell("drawing the timeline")
+    write_profile(found)
+    return found
 
 
 def _newest_step(config: TrainConfig, group: "dist.ProcessGroup | None") -> int:

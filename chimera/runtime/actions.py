@@ -19,9 +19,10 @@ from chimera.runtime.groups import Groups
 from chimera.runtime.halves import BackwardHalf, ForwardHalf, floating
 from chimera.runtime.handover import Handover, microbatch_of
 from chimera.runtime.loss import LossFunction, loss_terms
+from chimera.runtime.marks import Mark
 from chimera.runtime.overlap import run_together
 from chimera.runtime.portions import Portions
-from chimera.runtime.recorder import Ends, Mark, Recorder
+from chimera.runtime.recorder import Ends, Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.run import Run
 from chimera.runtime.stage import Stage

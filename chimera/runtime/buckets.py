@@ -12,7 +12,8 @@ from torch import nn
 
 from chimera.errors import UsageError
 from chimera.plan.buffers import buffer_layout
-from chimera.tensor.communicator import Communicator, Pending
+from chimera.runtime.ablation import GradientCommunicator
+from chimera.tensor.communicator import Pending
 from chimera.tensor.gradient_buffer import GradientBuffer, gradient_dtype
 
 __all__ = ["Gradients", "Replicas", "Transfer"]
@@ -28,7 +29,7 @@ class Replicas:
         on_cpu: whether collectives need CPU tensors although parameters are elsewhere.
     """
 
-    communicator: Communicator
+    communicator: GradientCommunicator
     rank: int
     on_cpu: bool
 

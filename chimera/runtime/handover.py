@@ -86,9 +86,9 @@ class Handover:
             return self._here.pop(key)
         start = self._recorder.mark()
         self.awaited = rank, time.monotonic()
-        tensors = self._channels.take(key)
+        tensors, arrived = self._channels.take(key)
         self.awaited = None
-        self._recorder.add(self._posted_at.pop(key), Lane.RECEIVE, start, self._recorder.mark())
+        self._recorder.received(self._posted_at.pop(key), start, self._recorder.mark(), arrived)
         return tensors
 
     # Messages: a send names the stage that gives, a receive the stage that takes.

@@ -20,10 +20,11 @@ from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
 from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
 from chimera.plan.partition import partition
+from chimera.runtime.ablation import ABLATIONS, Ablation
 from chimera.runtime.accounting import LossAccount
 from chimera.runtime.actions import Actions
 from chimera.runtime.channels import Channels, Spec
-from chimera.runtime.executor import Executor, Handlers
+from chimera.runtime.executor import Executor, Handlers, Observer, observed
 from chimera.runtime.failure import stalled
 from chimera.runtime.groups import Groups
 from chimera.runtime.holdings import holdings
@@ -77,11 +78,16 @@ class Pipeline:
         shard_optimizer: whether the replicas of a stage (routes · d) each update a part of its weights, so that no
             optimizer state is kept twice. ``optimizer_parameters`` are then this rank's parts.
         bucket_bytes: gradients that are summed at once, while later ones are still being computed.
+        ablate: what is replaced by a single byte, to see what its transfer costs: "p2p", messages between stages;
+            "allreduce", gradients and updated weights between replicas; or "all". Nothing is learned then.
+        record_details: whether timelines also say when messages arrived that travel by themselves, and on CUDA what
+            memory was allocated after each computation.
         timeout_s: how long a rank waits for another before it gives up.
 
     Attributes:
         schedule: the lowered schedule that runs.
         step_number: steps done; part of every random key.
+        observer: gives the context that each instruction is run in, where one is set.
 
     Raises:
         ScheduleError: the schedule is not complete, ordered and free of deadlock.
@@ -107,6 +113,8 @@ class Pipeline:
         update: UpdateHook | None = None,
         shard_optimizer: bool = False,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        ablate: Ablation = "none",
+        record_details: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
         placement = schedule.placement
@@ -151,20 +159,27 @@ class Pipeline:
             for stage in groups.stages
         }
         held = holdings(self._weights, tied, placement, groups)
-        self._reduction = Reduction(held, groups, sharded=shard_optimizer, bucket_bytes=bucket_bytes)
+        without_messages, without_sums = ABLATIONS[ablate]
+        self._reduction = Reduction(
+            held, groups, sharded=shard_optimizer, bucket_bytes=bucket_bytes, one_byte=without_sums
+        )
         self._portions = Portions(self._weights, held, self._reduction, groups)
         self._publish_due = False
         self._updates = (
             None if update is None else Updates(self.schedule, groups, self._weights, self._reduction, update)
         )
-        self._recorder = Recorder(groups)
+        self._recorder = Recorder(groups, details=record_details)
+        self.observer: Observer | None = None
         self._executor = Executor()
+        self._channels = Channels(
+            groups, one_byte=without_messages, mark=self._recorder.mark if record_details else None
+        )
         self._shapes = Shapes(stages, placement.routes, groups, with_output=not hasattr(loss_fn, "counts"))
         self._account = LossAccount(self.schedule, groups, loss_fn)
         self._actions = Actions(
             schedule=self.schedule,
             groups=groups,
-            channels=Channels(groups),
+            channels=self._channels,
             stages=stages,
             reduction=self._reduction,
             portions=self._portions,
@@ -273,11 +288,23 @@ class Pipeline:
 
     def timeline(self) -> Timeline:
         """Return the measured timeline of the latest step or evaluation, of this replica's ranks. A collective."""
-        return self._recorder.timeline(self._running)
+        return self.timelines()[self.groups.rank % self.groups.grid.width]
+
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Return the timelines of all pipelines, each beginning with its first rank in the world. A collective."""
+        return self._recorder.timelines(self._running)
 
     def gather_times(self) -> GatherTimes:
         """Return how long the weights of the latest step were gathered under sharding, and waited for. A collective."""
         return self._recorder.gather_times()
+
+    def message_bytes(self) -> list[int]:
+        """Return the size of the largest message forward over each boundary between stages so far. A collective."""
+        return self._shapes.message_bytes(self.schedule.num_stages)
+
+    def recording(self) -> tuple[int, float]:
+        """Return how many spans this rank recorded in the latest step, and the seconds that one takes."""
+        return self._recorder.num_events, self._recorder.event_s()
 
     # Parameters and gradients
 
@@ -346,7 +373,8 @@ class Pipeline:
         self._reduction.scale(factor)
 
     def close(self) -> None:
-        """Stop the thread that publishes this rank's position."""
+        """Stop the threads that publish this rank's position and wait for its messages."""
+        self._channels.close()
         self.watch.close()
 
     # Parts
@@ -391,7 +419,7 @@ class Pipeline:
         """Run this rank's program, and wait for what it leaves under way."""
         program = schedule.actions[self.groups.pipeline_rank]
         self._actions.begin(run, program)
-        self._executor.run(program, handlers)
+        self._executor.run(program, handlers if self.observer is None else observed(handlers, self.observer))
         self.watch.activity += UNDER_WAY
         self._actions.finish()
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
+from chimera.runtime.ablation import OneByteCommunicator
 from chimera.runtime.buckets import Gradients, Replicas
 from chimera.runtime.groups import Groups
 from chimera.runtime.holdings import Holding
@@ -55,18 +56,21 @@ class Reduction:
         groups: this rank's place.
         sharded: whether each holder gets its part of the sums only.
         bucket_bytes: gradients that one collective sums.
+        one_byte: whether a single byte travels in place of gradients and weights, and every replica keeps its own.
 
     Attributes:
         gradients: one per holding and type of parameters, stages first.
     """
 
-    def __init__(self, held: Sequence[Holding], groups: Groups, *, sharded: bool, bucket_bytes: int) -> None:
+    def __init__(
+        self, held: Sequence[Holding], groups: Groups, *, sharded: bool, bucket_bytes: int, one_byte: bool = False
+    ) -> None:
         self._reduced: set[int] = set()
         self.gradients: list[Gradients] = []
         self._of_stage: dict[int, list[Gradients]] = {stage: [] for stage in groups.stages}
         of_tied: list[Gradients] = []
         for holding in held:
-            group = holding.group
+            group = None if holding.group is None else OneByteCommunicator(holding.group) if one_byte else holding.group
             of_holding = [
                 Gradients(
                     alike,

@@ -6,6 +6,7 @@ module buffers) is put back. What is agreed is kept for the life of the pipeline
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,6 +57,17 @@ class Shapes:
                 self._outputs[key] = self._walk(self._routes[route], microbatch)
             agreed.append(self._outputs[key])
         return agreed
+
+    def message_bytes(self, num_stages: int) -> list[int]:
+        """Return the size of the largest forward message at each boundary that has been agreed on; a collective."""
+        mine = torch.zeros(num_stages - 1, dtype=torch.int64)
+        for outputs in self._outputs.values():
+            for stage, spec in outputs.items():
+                if stage < num_stages - 1:
+                    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in spec)
+                    mine[stage] = max(int(mine[stage]), size)
+        sizes: list[int] = torch.stack(self._groups.gather(mine)).amax(0).tolist()
+        return sizes
 
     def _walk(self, ranks: Sequence[int], microbatch: Any) -> dict[int, Spec]:
         """Pass the specs down one route; every rank takes part for the stages it holds there."""

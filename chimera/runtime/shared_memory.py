@@ -22,6 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch.distributed.distributed_c10d import Store
@@ -90,6 +91,9 @@ class Sender:
     Args:
         peer: the receiver's world rank.
     """
+
+    in_background: Final = False
+    """The two ends copy messages themselves."""
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
@@ -169,6 +173,8 @@ class Receiver:
         records: descriptor of the pipe's read end; likewise.
         timeout: how long a wait lasts.
     """
+
+    in_background: Final = False
 
     def __init__(self, peer: int, file: int, records: int, timeout: timedelta) -> None:
         self.peer = peer

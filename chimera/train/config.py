@@ -20,6 +20,7 @@ from chimera.train.families import family_of
 from chimera.train.loss_scale import LossScaleOptions
 from chimera.train.lr_schedules import LearningRate
 from chimera.train.optimizers import OptimizerConfig
+from chimera.train.profile_options import ProfileOptions
 
 __all__ = [
     "Device",
@@ -244,6 +245,7 @@ class TrainConfig:
     loss_scale: LossScaleOptions = field(default_factory=LossScaleOptions)
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    profile: ProfileOptions = field(default_factory=ProfileOptions)
 
     def __post_init__(self) -> None:
         family = family_of(self.model)

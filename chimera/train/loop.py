@@ -18,6 +18,7 @@ import torch.distributed as dist
 from chimera.data import BatchRamp, DataConfig, Loader, Microbatch, MicrobatchSource, PretrainingData, build_data
 from chimera.errors import ConfigError, NonFiniteError
 from chimera.ir.timeline import Timeline
+from chimera.runtime.ablation import Ablation
 from chimera.runtime.pipeline import Pipeline
 from chimera.tensor.parallel import TensorParallel
 from chimera.tensor.vocabulary import Vocabulary
@@ -46,7 +47,7 @@ from chimera.train.tracking.tracking import Tracking
 from chimera.train.updating import Outcome, updating_of
 from chimera.train.weights import import_weights
 
-__all__ = ["train"]
+__all__ = ["TrainingRun", "train"]
 
 
 def train(
@@ -81,7 +82,7 @@ def train(
     data = build_data(config.data)
     _require_vocabulary(config, data)
     report("building the pipeline")
-    run = _Run(config, layout, data, group, device=device, command=command or Command.here(), report=report)
+    run = TrainingRun(config, layout, data, group, device=device, command=command or Command.here(), report=report)
     try:
         result = run.to_the_end(resume=resume)
     except BaseException as error:
@@ -90,8 +91,20 @@ def train(
     return replace(result, record=run.close())
 
 
-class _Run:
-    """One rank's part of a run."""
+class TrainingRun:
+    """One rank's part of a run, made ready: the model is built and connected, no step is made and no file written.
+
+    Args:
+        config, group, device, command: as ``train`` takes them.
+        layout: that of ``config``.
+        data: that of ``config``.
+        report: called with each event.
+        ablate: what a single byte stands in for, see ``Pipeline``; what is not finite then is no failure.
+        record_details: see ``Pipeline``.
+
+    Attributes:
+        pipe: this rank's pipeline.
+    """
 
     def __init__(
         self,
@@ -103,8 +116,11 @@ class _Run:
         device: torch.device,
         command: Command,
         report: Report,
+        ablate: Ablation = "none",
+        record_details: bool = False,
     ) -> None:
         self._config = config
+        self._learns = ablate == "none"
         self._layout = layout
         self._data = data
         self._device = device
@@ -124,7 +140,7 @@ class _Run:
         layers = in_precision(layers, config.train.dtype, device)
         if config.train.compile:
             compile_blocks(layers)
-        self._pipe = Pipeline(
+        self.pipe = Pipeline(
             layers,
             layout.schedule,
             self._loss,
@@ -140,10 +156,12 @@ class _Run:
             shard_optimizer=config.parallel.shard_optimizer,
             bucket_bytes=config.bucket_bytes,
             update=self._updating.hook,
+            ablate=ablate,
+            record_details=record_details,
             timeout_s=config.runtime.timeout_s,
         )
-        self._updating.build(self._pipe)
-        self._fields = needed_fields(layers, layout.layer_to_stage, self._pipe.groups.stages, self._loss)
+        self._updating.build(self.pipe)
+        self._fields = needed_fields(layers, layout.layer_to_stage, self.pipe.groups.stages, self._loss)
         self._source = MicrobatchSource(data.train, layout.microbatch_size, layout.microbatches_per_step, layout.ramp)
         self._loader: Loader | None = None
         self._heldout = heldout_share(
@@ -151,11 +169,11 @@ class _Run:
             fields=self._fields,
             num_samples=config.train.evaluation_samples,
             microbatch_size=config.train.microbatch_size,
-            replica=self._pipe.groups.data_rank,
-            replicas=self._pipe.groups.data_size,
+            replica=self.pipe.groups.data_rank,
+            replicas=self.pipe.groups.data_size,
         )
         self._out = Path(config.train.out)
-        self._first = self._pipe.groups.rank == 0
+        self._first = self.pipe.groups.rank == 0
         self._command = command
         self._report = report
         self._tracking: Tracking | None = None
@@ -166,7 +184,7 @@ class _Run:
 
     def close(self, error: BaseException | None = None) -> RunRecord | None:
         """End threads, workers and trackers, and return the record of the run, where this rank keeps it."""
-        self._pipe.close()
+        self.pipe.close()
         if self._loader is not None:
             self._loader.close()
         if self._status is not None:
@@ -177,17 +195,18 @@ class _Run:
         return self._tracking.record
 
     def to_the_end(self, *, resume: bool) -> TrainingResult:
+        """Train until the last step."""
         options = self._config.train
         start = self._resumed() if resume else self._begun()
         self._open_files(start)
-        self._loader = self._loader_from(start)
+        self.open_data(start)
         self._tell("training")
         began = time.perf_counter()
         last: StepMetrics | None = None
         if not start:
             self._evaluate(0)
         for step in range(start + 1, options.steps + 1):
-            last = self._step(step)
+            last = self.step(step)
             self._emit(last)
             ends = step == options.steps
             if ends or step % options.evaluation_interval == 0:
@@ -216,7 +235,7 @@ class _Run:
         checkpoint = latest_checkpoint(self._out / CHECKPOINTS)
         assert checkpoint is not None, "check_folder saw one"
         require_same(checkpoint, self._config, self._layout)
-        restore(self._pipe, self._updating, checkpoint)
+        restore(self.pipe, self._updating, checkpoint)
         self._saved = checkpoint.path
         self._evaluations = [row for row in read_evaluations(self._out) if row.step <= checkpoint.step]
         return checkpoint.step
@@ -225,14 +244,14 @@ class _Run:
         """Take the weights to begin from, where some are given, and return 0."""
         if self._config.train.weights is not None:
             self._tell("reading weights")
-            import_weights(self._pipe, self._config.train.weights, self._config.model)
+            import_weights(self.pipe, self._config.train.weights, self._config.model)
         return 0
 
     def _open_files(self, start: int) -> None:
         # All ranks have come this far, so whatever could be wrong with the configuration is known by now.
-        origin = find_origin(self._command, self._pipe.groups, self._device, Masker.of_environment(os.environ))
+        origin = find_origin(self._command, self.pipe.groups, self._device, Masker.of_environment(os.environ))
         if start < self._config.train.steps:
-            self._status = StatusWriter(self._out, self._pipe, step=start)
+            self._status = StatusWriter(self._out, self.pipe, step=start)
         if not self._first:
             return
         self._out.mkdir(parents=True, exist_ok=True)
@@ -257,11 +276,11 @@ class _Run:
             )
         )
 
-    def _loader_from(self, start: int) -> Loader:
+    def open_data(self, start: int) -> None:
         """Open the micro-batches of the steps from ``start`` on, counted from 0."""
-        config, layout, groups = self._config, self._layout, self._pipe.groups
+        config, layout, groups = self._config, self._layout, self.pipe.groups
         sizes = (layout.microbatch_size, layout.microbatches_per_step, layout.ramp)
-        return Loader(
+        self._loader = Loader(
             self._source,
             replica=groups.data_rank,
             replicas=groups.data_size,
@@ -276,19 +295,19 @@ class _Run:
 
     # One step
 
-    def _step(self, step: int) -> StepMetrics:
+    def step(self, step: int) -> StepMetrics:
         """Make the ``step``-th step, counted from 1: one update, or those of an asynchronous schedule."""
         began = time.perf_counter()
         assert self._loader is not None, "a run opens its loader before its first step"
         microbatches = self._loader.next()
         loss = self._gradients(microbatches)
-        terms = self._pipe.terms
+        terms = self.pipe.terms
         outcome = self._updating.measure()
         self._require_finite(step, loss, outcome)
         self._updating.finish(outcome)
         step_s = time.perf_counter() - began
-        self._timeline = self._pipe.timeline()
-        gathers = self._pipe.gather_times() if self._config.parallel.shard_optimizer else None
+        self._timeline = self.pipe.timeline()
+        gathers = self.pipe.gather_times() if self._config.parallel.shard_optimizer else None
         row = StepMetrics(
             step=step,
             loss=loss,
@@ -309,14 +328,14 @@ class _Run:
 
     def _tokens_of(self, microbatches: int) -> int:
         """Return the positions of a step of so many micro-batches on each replica."""
-        samples = microbatches * self._layout.microbatch_size * self._pipe.groups.data_size
+        samples = microbatches * self._layout.microbatch_size * self.pipe.groups.data_size
         return samples * self._config.data.sequence_length
 
     def _gradients(self, microbatches: list[Microbatch]) -> float:
         """Run all accumulation runs of a step, fewer while its batch still grows, and return its loss."""
         size = self._layout.microbatches_per_run
         runs = len(microbatches) // size
-        first = self._pipe.groups.data_rank * len(microbatches)
+        first = self.pipe.groups.data_rank * len(microbatches)
         numbers = range(first, first + len(microbatches))
         counts = dict.fromkeys(self._loss.terms, 0.0)
         # Ranks without the last stage have no labels, and nobody asks them for counts.
@@ -327,7 +346,7 @@ class _Run:
         scale = self._updating.begin()
         for run in range(runs):
             part = slice(run * size, (run + 1) * size)
-            loss = self._pipe.step(
+            loss = self.pipe.step(
                 microbatches[part],
                 microbatches[part],
                 last=run == runs - 1,
@@ -341,9 +360,9 @@ class _Run:
     def _require_finite(self, step: int, loss: float, outcome: Outcome) -> None:
         """Refuse to go on where no smaller loss scale can help."""
         may_skip = not outcome.updates and not self._updating.progress.loss_scale.is_least
-        if may_skip or (math.isfinite(loss) and math.isfinite(outcome.norm)):
+        if not self._learns or may_skip or (math.isfinite(loss) and math.isfinite(outcome.norm)):
             return
-        terms = ", ".join(f"{name} {value:.4g}" for name, value in self._pipe.terms.items())
+        terms = ", ".join(f"{name} {value:.4g}" for name, value in self.pipe.terms.items())
         resumed = f"the newest checkpoint is {self._saved}" if self._saved else "there is no checkpoint yet"
         raise NonFiniteError(
             f"step {step}: loss {loss:.4g} ({terms}), gradient norm {outcome.norm:.4g}, at a learning rate of "
@@ -358,7 +377,7 @@ class _Run:
     def _evaluate(self, step: int) -> None:
         if self._heldout:
             began = time.perf_counter()
-            row = evaluate(self._pipe, self._loss, self._heldout, step=step)
+            row = evaluate(self.pipe, self._loss, self._heldout, step=step)
             self._evaluations.append(row)
             if self._tracking is not None:
                 self._tracking.evaluated(time.perf_counter() - began)
@@ -370,9 +389,9 @@ class _Run:
         self._saved = save_checkpoint(
             self._out / CHECKPOINTS,
             step,
-            owned_state(self._pipe, self._updating),
+            owned_state(self.pipe, self._updating),
             describe(self._config, self._layout, self._updating.progress),
-            self._pipe.groups,
+            self.pipe.groups,
             keep=self._config.train.keep_checkpoints,
         )
         self._tell("training")
@@ -394,7 +413,7 @@ class _Run:
     def _tell(self, activity: str) -> None:
         """Say what this rank is at, to whoever started it and to its peers."""
         self._report(activity)
-        self._pipe.watch.activity = activity
+        self.pipe.watch.activity = activity
 
 
 def _training_source(

@@ -41,7 +41,7 @@ _FREE: Final = frozenset(
         "accumulation_runs",
     )
 ) | {"data.cache_dir", "data.workers"}
-_FREE_SECTIONS: Final = frozenset({"runtime", "metrics"})
+_FREE_SECTIONS: Final = frozenset({"runtime", "metrics", "profile"})
 _LAYOUT: Final = frozenset({"schedule", "parallel"})
 """Sections by which a step does not change, but by those of an asynchronous schedule."""
 _SAMPLES: Final = "samples of a step"

@@ -19,7 +19,7 @@ def _nothing_is_started(monkeypatch):
     def refuse(*_, **__):
         pytest.fail("a dry run starts nothing")
 
-    for name in ("run_local", "run_joined", "warm_up", "check_folder"):
+    for name in ("run_local", "run_joined", "warm_up", "check_run"):
         monkeypatch.setattr(f"chimera.cli.train.{name}", refuse)
 
 

@@ -195,6 +195,7 @@ def test_sections_are_those_of_the_parts():
         "loss_scale",
         "runtime",
         "metrics",
+        "profile",
     ]
 
 
