@@ -5,13 +5,12 @@ batch per call. It reduces gradients; the optimizer's step is the caller's, by a
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from chimera.errors import StalledError, UsageError
+from chimera.errors import UsageError
 from chimera.ir.action import Kind
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
@@ -24,8 +23,7 @@ from chimera.runtime.ablation import ABLATIONS, Ablation
 from chimera.runtime.accounting import LossAccount
 from chimera.runtime.actions import Actions
 from chimera.runtime.channels import Channels, Spec
-from chimera.runtime.executor import Executor, Handlers, Observer, observed
-from chimera.runtime.failure import stalled
+from chimera.runtime.executor import Executor, Observer
 from chimera.runtime.groups import Groups
 from chimera.runtime.holdings import holdings
 from chimera.runtime.loss import LossFunction, num_samples
@@ -36,14 +34,15 @@ from chimera.runtime.recorder import GatherTimes, Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.run import Run
 from chimera.runtime.runnable import channels_of, check_cut, check_shares, check_updates, prepare_recompute, runnable
+from chimera.runtime.running import Running
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage
 from chimera.runtime.updates import UpdateHook, Updates
-from chimera.runtime.watch import UNDER_WAY, Here, Watch
+from chimera.runtime.watch import Watch
 from chimera.runtime.weights import Weights, tied_groups
 from chimera.tensor.parallel import ALONE, TensorParallel
 from chimera.tensor.portion import Portion
-from chimera.tensor.randomness import Keys, preserved_generators
+from chimera.tensor.randomness import Keys
 from chimera.tensor.recompute import RecomputeMode
 from chimera.tensor.sharding import sharding_of
 
@@ -169,8 +168,7 @@ class Pipeline:
             None if update is None else Updates(self.schedule, groups, self._weights, self._reduction, update)
         )
         self._recorder = Recorder(groups, details=record_details)
-        self.observer: Observer | None = None
-        self._executor = Executor()
+        executor = Executor()
         self._channels = Channels(
             groups, one_byte=without_messages, mark=self._recorder.mark if record_details else None
         )
@@ -184,14 +182,13 @@ class Pipeline:
             reduction=self._reduction,
             portions=self._portions,
             recorder=self._recorder,
-            executor=self._executor,
+            executor=executor,
             loss_fn=loss_fn,
             updates=self._updates,
         )
         self._earlier_runs = self.schedule if self._updates else without_reductions(self.schedule)
         self._evaluations: dict[int, Schedule] = {}
-        self._running = self.schedule
-        self.watch = Watch(groups.store, groups.rank, groups.size, here=self._here, end_waits=groups.abort)
+        self._running = Running(self.schedule, groups, executor, self._actions)
 
     # Training and evaluation
 
@@ -246,12 +243,12 @@ class Pipeline:
             seed=self._seed, step=self.step_number, microbatches=microbatch_indices, device=groups.device
         )
         schedule = self.schedule if last else self._earlier_runs
-        with self._watched(f"step {self.step_number}", schedule):
+        with self._running.watched(f"step {self.step_number}", schedule):
             self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = self._begin(batches, goals, specs, keys, counts)
             run.loss_scale = loss_scale
-            self._execute(run, schedule, self._actions.training)
+            self._running.execute(run, self._actions.training)
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
         if last and self._updates is None:
@@ -269,12 +266,17 @@ class Pipeline:
         m = min(self.schedule.num_microbatches, num_samples(inputs)) if whole else len(inputs)
         batches, goals = cut_both(inputs, targets, m, self.groups.device)
         schedule = self._evaluation(m)
-        with self._watched("evaluation", schedule), self._weights.evaluation_mode(), torch.no_grad():
+        with self._running.watched("evaluation", schedule), self._weights.evaluation_mode(), torch.no_grad():
             self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = Run(batches, goals, specs, None, schedule.microbatch_to_route, (), ())
-            self._execute(run, schedule, self._actions.evaluation)
+            self._running.execute(run, self._actions.evaluation)
             return self._account.evaluation_total(run.sums(), first_route=schedule.microbatch_to_route[0])
+
+    @property
+    def watch(self) -> Watch:
+        """What publishes this rank's position to the others."""
+        return self._running.watch
 
     @property
     def updates_per_step(self) -> int:
@@ -286,13 +288,22 @@ class Pipeline:
         """The latest loss by term: sum / count."""
         return self._account.terms
 
+    @property
+    def observer(self) -> Observer | None:
+        """What gives the context that each instruction is run in; None for none."""
+        return self._running.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._running.observer = observer
+
     def timeline(self) -> Timeline:
         """Return the measured timeline of the latest step or evaluation, of this replica's ranks. A collective."""
         return self.timelines()[self.groups.rank % self.groups.grid.width]
 
     def timelines(self) -> tuple[Timeline, ...]:
         """Return the timelines of all pipelines, each beginning with its first rank in the world. A collective."""
-        return self._recorder.timelines(self._running)
+        return self._recorder.timelines(self._running.schedule)
 
     def gather_times(self) -> GatherTimes:
         """Return how long the weights of the latest step were gathered under sharding, and waited for. A collective."""
@@ -338,7 +349,7 @@ class Pipeline:
         Returns:
             The same shape: for each portion the sums over all portions of its parameter.
         """
-        with self._watched("sums over portions", self._running):
+        with self._running.watched("sums over portions"):
             return self._portions.sum_over_portions(parameters, values)
 
     def collected(self, of_portion: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor]:
@@ -348,7 +359,7 @@ class Pipeline:
             of_portion: a tensor in the shape of the portion's parameter, such as that itself or a moment of it; None
                 for one that does not train and has none.
         """
-        with self._watched("bringing portions together", self._running):
+        with self._running.watched("bringing portions together"):
             return self._portions.collected(of_portion)
 
     def publish_weights(self) -> None:
@@ -364,7 +375,7 @@ class Pipeline:
     def gradient_norm(self) -> float:
         """Return the 2-norm of the whole model's gradient; tied and replicated parameters count once. A collective."""
         self._require_gradients("gradient_norm")
-        with self._watched("gradient norm", self._running):
+        with self._running.watched("gradient norm"):
             return self._portions.gradient_norm()
 
     def scale_gradients(self, factor: float) -> None:
@@ -414,33 +425,3 @@ class Pipeline:
         if m not in self._evaluations:
             self._evaluations[m] = lower(forward_only(self.schedule, m), reduce=None)
         return self._evaluations[m]
-
-    def _execute(self, run: Run, schedule: Schedule, handlers: Handlers) -> None:
-        """Run this rank's program, and wait for what it leaves under way."""
-        program = schedule.actions[self.groups.pipeline_rank]
-        self._actions.begin(run, program)
-        self._executor.run(program, handlers if self.observer is None else observed(handlers, self.observer))
-        self.watch.activity += UNDER_WAY
-        self._actions.finish()
-
-    def _here(self) -> Here:
-        """Return this rank's place in its program; asked from another thread."""
-        position, program = self._executor.position, self._running.actions[self.groups.pipeline_rank]
-        awaited = self._actions.awaited
-        if position is None or position >= len(program):
-            return Here()
-        if awaited is None:
-            return Here(position, str(program[position]))
-        return Here(position, str(program[position]), self.groups.world_rank(awaited[0]), awaited[1])
-
-    @contextmanager
-    def _watched(self, activity: str, schedule: Schedule) -> Iterator[None]:
-        """Say what this rank does meanwhile, leave the caller's random streams alone, and report a lost peer."""
-        self._running = schedule
-        self.watch.activity = activity
-        try:
-            with preserved_generators(self.groups.device):
-                yield
-        except StalledError as error:
-            raise stalled(str(error), self.groups, self.watch, schedule) from error
-        self.watch.activity = "between steps"

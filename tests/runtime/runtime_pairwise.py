@@ -112,7 +112,7 @@ JOINT_MODELS = ["mlp", "tuple", *CUT_MODELS]
 
 @cache
 def joint_cases():
-    """Return all legal combinations of the choices of both products, those of few ranks first."""
+    """Return all legal combinations of the choices of both products, those of little work first."""
     schedules = [(kind, schedule) for kind, names in KINDS.items() for schedule in names]
     built = [
         {"kind": kind, "schedule": schedule, "p": p, "m": m, "reduce": reduce}
@@ -125,7 +125,7 @@ def joint_cases():
     placed = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
     cases = [one | other for one, other in product(built, filter(is_legal_model, placed))]
     legal = [case for case in cases if num_ranks(case) <= MOST_RANKS and (has_replicas(case) or not case["shard"])]
-    return sorted(legal, key=num_ranks)
+    return sorted(legal, key=work_of)
 
 
 def is_legal_model(case):
@@ -138,6 +138,12 @@ def is_legal_model(case):
 def num_ranks(case):
     """Return how many ranks a case runs on."""
     return case["p"] * case["d"] * case.get("t", 1)
+
+
+def work_of(case):
+    """Return what a case costs, roughly: its ranks, and the micro-batches that all of them run."""
+    microbatches = make_schedule(case["schedule"], case["p"], sized(case)["m"]).num_microbatches
+    return num_ranks(case) + microbatches * case["d"] * case["t"]
 
 
 JOINT_PAIRS = [
@@ -157,9 +163,10 @@ def pairwise_cases():
     """Return few joint cases that cover every pair of choices that any of them has.
 
     Greedy: where most pairs of two axes are left, take the first of these, and of many cases that have it the one that
-    covers most, on the fewest ranks.
+    covers most, where ten units of work weigh as much as a pair.
     """
     cases = joint_cases()
+    work = np.array([work_of(case) for case in cases])
     values = {axis: list(dict.fromkeys(case[axis] for case in cases)) for axis in cases[0]}
     columns = {axis: np.array([values[axis].index(case[axis]) for case in cases]) for axis in values}
     left = {}
@@ -172,7 +179,8 @@ def pairwise_cases():
         first, second = np.argwhere(left[one, other])[0]
         rows = np.flatnonzero((columns[one] == first) & (columns[other] == second))
         rows = rows[:: -(-len(rows) // 1000)]
-        best = rows[np.argmax(sum(table[columns[a][rows], columns[b][rows]] for (a, b), table in left.items()))]
+        covers = sum(table[columns[a][rows], columns[b][rows]] for (a, b), table in left.items())
+        best = rows[np.argmax(covers - 0.1 * work[rows])]
         for (a, b), table in left.items():
             table[columns[a][best], columns[b][best]] = 0
         chosen.append(cases[best])

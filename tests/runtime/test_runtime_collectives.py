@@ -28,7 +28,7 @@ def collectives_between(group, p, t, *, shard):
     found, start = set(), Communicator._start
 
     def counting(self, what, *arguments):
-        position = pipe._executor.position
+        position = pipe._running._executor.position
         if position is not None and first <= position <= last:
             found.add((what, owners.get(id(self), "others")))
         return start(self, what, *arguments)
