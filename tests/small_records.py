@@ -7,7 +7,7 @@ __all__ = ["ORIGIN", "evaluation", "record_of", "step"]
 
 ORIGIN = Origin(
     command=("chimera", "train", "run.toml"),
-    folder="/home/me",
+    folder="/data/project",
     commit="0123456789abcdef",
     dirty=True,
     versions={"python": "3.12.1", "torch": "2.13.0"},

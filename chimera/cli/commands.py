@@ -34,6 +34,21 @@ COMMANDS = (
     Command("launch local", "chimera.cli.launch_local:launch_local", "Train here, and go on when a process dies."),
     Command("launch slurm", "chimera.cli.launch_slurm:launch_slurm", "Train on the nodes of a SLURM cluster."),
     Command("launch ray", "chimera.cli.launch_ray:launch_ray", "Train on the nodes of a Ray cluster."),
+    Command(
+        "checkpoint inspect",
+        "chimera.cli.checkpoint_inspect:checkpoint_inspect",
+        "Show what is in a checkpoint, and whether it is whole.",
+    ),
+    Command(
+        "checkpoint export",
+        "chimera.cli.checkpoint_export:checkpoint_export",
+        "Write weights as transformers reads them.",
+    ),
+    Command(
+        "checkpoint import",
+        "chimera.cli.checkpoint_import:checkpoint_import",
+        "Begin a run from weights that transformers wrote.",
+    ),
     Command("schedule list", "chimera.cli.schedule_list:schedule_list", "Name every schedule and what it takes."),
     Command("schedule show", "chimera.cli.schedule_show:schedule_show", "Draw a schedule in time, one row per rank."),
     Command("schedule check", "chimera.cli.schedule_check:schedule_check", "Prove a schedule, or point at its faults."),

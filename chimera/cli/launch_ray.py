@@ -7,6 +7,7 @@ same. What Ray is asked for is ``chimera.launch.ray``'s business.
 import os
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +23,10 @@ from chimera.cli.training import check_run
 from chimera.errors import ConfigError, RunError, UsageError
 from chimera.launch.interfaces import find_interface
 from chimera.launch.ray.cluster import (
-    AUTO,
     OwnCluster,
     environment_for,
     own_cluster,
-    require_answer,
+    require_cluster,
     start_cluster,
     stop_cluster,
 )
@@ -74,8 +74,7 @@ def launch_ray(
         config: a configuration file, such as configs/bert-tiny.toml
         overrides: options of the file, set otherwise
         workers: ranks; has to be what the configuration makes (t · d · p), and is by default
-        address: head of a running cluster, of which this host is a node; "auto" for the one that was started last on
-            this host; RAY_ADDRESS by default
+        address: head of a running cluster, of which this host is a node; RAY_ADDRESS by default
         cpus_per_rank: cores that Ray counts for each rank, and threads that it gives it; 0.5 has two ranks share one
         before: program and arguments, run once on each node before ranks start; split as a shell would, but run by
             none; may be repeated
@@ -93,6 +92,8 @@ def launch_ray(
             "pip install 'chimera-pipeline[ray]'"
         )
     out = console()
+    # Named, because what is stdout while Ray runs is Ray's.
+    out.file = sys.stdout
     if down:
         if config is not None:
             raise UsageError(f"--down stops the cluster that was started here and trains nothing; leave out {config}")
@@ -102,11 +103,18 @@ def launch_ray(
         raise UsageError("chimera launch ray needs a configuration file, such as configs/bert-tiny.toml, or --down")
     settings = load_config(config, given_overrides(overrides))
     layout = layout_of(settings)
-    _check(settings, workers, cpus_per_rank, max_restarts, wait_s, working_dir)
+    _check(
+        settings,
+        workers=workers,
+        cpus_per_rank=cpus_per_rank,
+        max_restarts=max_restarts,
+        wait_s=wait_s,
+        working_dir=working_dir,
+    )
     commands, environ = _commands(before), _variables(env)
     check_run(settings, resume=resume)
-    out.print("\n".join(summary(settings, layout)))
     where, own = _cluster(out, settings, address)
+    out.print("\n".join(summary(settings, layout)))
     # Ray reads its environment when it is imported, which happens here and not before.
     os.environ.update(environment_for(where, own))
     from chimera.cli.ray_training import RayOptions, run_on_ray
@@ -142,6 +150,7 @@ def _say_down(out: Console) -> None:
 
 def _check(
     config: TrainConfig,
+    *,
     workers: int | None,
     cpus_per_rank: float,
     max_restarts: int,
@@ -152,8 +161,8 @@ def _check(
     if workers not in {None, config.world_size}:
         parallel = config.parallel
         raise UsageError(
-            f"--workers {workers}, but the configuration makes {config.world_size} ranks = {parallel.pipeline} pipeline "
-            f"x {parallel.data} data x {parallel.tensor} tensor; set --workers to {config.world_size}, or "
+            f"--workers {workers}, but the configuration makes {config.world_size} ranks = {parallel.pipeline} "
+            f"pipeline x {parallel.data} data x {parallel.tensor} tensor; set --workers to {config.world_size}, or "
             "--parallel.pipeline, --parallel.data and --parallel.tensor to numbers whose product it is"
         )
     if not cpus_per_rank > 0 or (cpus_per_rank > 1 and cpus_per_rank % 1):
@@ -202,13 +211,12 @@ def _variables(texts: Sequence[str]) -> Mapping[str, str]:
 def _cluster(out: Console, config: TrainConfig, address: str | None) -> tuple[str, OwnCluster | None]:
     """Return the address of the cluster to use, and the cluster itself if it was started here, perhaps just now."""
     address = address or os.environ.get("RAY_ADDRESS")
-    if address is not None:
-        if address != AUTO:
-            require_answer(address)
+    own, found = own_cluster(), "runs here already"
+    if address is not None and (own is None or address != own.address):
+        require_cluster(address)
         out.print(f"cluster   {address}")
         return address, None
     interface = config.runtime.interface
-    own, found = own_cluster(), "runs here already"
     if own is None:
         out.print("cluster   starting one on this host")
         own, found = start_cluster(interface), "started"

@@ -31,7 +31,7 @@ _Text = Annotated[str | None, arg(constructor=str, help_behavior_hint="")]
 _Count = Annotated[int | None, arg(constructor=int, metavar="N", help_behavior_hint="")]
 _SCRIPT: Final = "slurm.sh"
 _MOST_CAUSES: Final = 6
-_CAUSE: Final = re.compile(r"error: |srun: error: |slurmstepd: error: ")
+_CAUSE: Final = re.compile(r"((srun|slurmstepd)[^:]*: )?error: ")
 
 
 def launch_slurm(

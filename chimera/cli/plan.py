@@ -17,6 +17,7 @@ from chimera.cli.facts import counted
 from chimera.cli.options import FileOption, Flag
 from chimera.cli.plan_config import ready_config
 from chimera.cli.plan_options import ClusterOptions, SpaceOptions, software_option
+from chimera.cli.plan_recorded import recorded_run
 from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.errors import UsageError
 from chimera.ir.files import replacing
@@ -24,6 +25,8 @@ from chimera.ir.schedule_file import write_schedule
 from chimera.plan.block_times import read_block_times
 from chimera.plan.explain import changes, differences, limits
 from chimera.plan.export import EXPORTS
+from chimera.plan.hardware_file import read_software
+from chimera.plan.measured import MeasuredTimes
 from chimera.plan.model_file import batch_of, read_model
 from chimera.plan.planning import DEFAULT_SOFTWARE, plan
 from chimera.plan.plans import Plan, Plans
@@ -80,6 +83,7 @@ def plan_command(
     software: software_option = DEFAULT_SOFTWARE,
     block_times: FileOption = None,
     block_profile: _Name = None,
+    costs: FileOption = None,
     export: _System | None = None,
     out: FileOption = None,
     json: Flag = False,
@@ -106,6 +110,8 @@ def plan_command(
         block_times: a CSV FILE of measured blocks in place of modelled ones: gpu, model, seq, micro_batch, forward_ms,
             backward_ms
         block_profile: which of its profiles, as gpu/model
+        costs: times of the run of CONFIG in place of modelled ones: a costs FILE (seconds per stage, as 'chimera
+            simulate' takes), or its metrics.jsonl
         export: print the first plan for another system instead, which narrows the search to its schedules
         out: write a configuration that 'chimera train' accepts into FILE.toml
         json: print a JSON document instead
@@ -119,16 +125,23 @@ def plan_command(
         raise UsageError(f"--out {out}: needed: a file ending in .toml")
     if block_profile is not None and block_times is None:
         raise UsageError("--block-profile names a profile of --block-times FILE, which is not given")
-    measured = None if block_times is None else read_block_times(block_times, block_profile)
+    if costs is not None and block_times is not None:
+        raise UsageError("--costs and --block-times both give times of blocks; needed: one of them")
     shape = read_model(config, seq=seq)
     where = cluster.resolve()
+    code = read_software(software)
+    measured: MeasuredTimes | None = None
+    if block_times is not None:
+        measured = read_block_times(block_times, block_profile)
+    elif costs is not None:
+        measured = recorded_run(costs, config, shape, where, code)
     batch = global_batch or batch_of(config) or _PER_DEVICE * where.num_devices
     found = plan(
         shape,
         where,
         global_batch=batch,
         space=space.resolve(export),
-        software=software,
+        software=code,
         measured=measured,
         top=top,
         refine=refine,

@@ -10,6 +10,7 @@ from typing import Any
 
 from chimera.errors import ConfigError
 from chimera.plan.layout import Layout
+from chimera.plan.layout_string import layout_of_cut
 from chimera.plan.model_file import read_document
 from chimera.plan.plans import Plans
 from chimera.plan.shape import ModelShape
@@ -40,8 +41,11 @@ def ready_config(found: Plans, source: Path, order: Path | None) -> tuple[str, l
     else:
         document |= _from_shape(found.shape)
     layout, notes = found.best.layout, []
+    cut = _cut(found)
+    if layout.cut is not None and cut is None:
+        notes.append("'chimera train' cuts a model of two kinds of blocks by its own estimate, not by the plan's cut")
     known = {name: set(section_types(name)) for name in SECTIONS}
-    for section, key, value in _choices(layout, order):
+    for section, key, value in _choices(layout, order, cut):
         if value is None:
             document[section].pop(key, None)
         elif key in known[section]:
@@ -58,12 +62,21 @@ def ready_config(found: Plans, source: Path, order: Path | None) -> tuple[str, l
     document["train"]["evaluation_samples"] = _whole(
         int(document["train"].get("evaluation_samples", 256)), layout.microbatch * layout.data
     )
-    if layout.cut is not None:
-        notes.append("'chimera train' cuts the model by its own estimate of each layer, not by the plan's cut")
     return to_toml(make_config(document, where=str(source))), notes
 
 
-def _choices(layout: Layout, order: Path | None) -> list[tuple[str, str, Any]]:
+def _cut(found: Plans) -> str | None:
+    """Return the first plan's cut as train has it: by count, as a layout string, or None for train's own."""
+    layout = found.best.layout
+    if found.shape.family == "t5":
+        return None
+    if layout.cut is None:
+        return "count" if layout.pipeline > 1 else None
+    blocks = [stage for stage, count in enumerate(layout.cut) for _ in range(count)]
+    return layout_of_cut((0, *blocks, len(layout.cut) - 1), [len(blocks)])
+
+
+def _choices(layout: Layout, order: Path | None, cut: str | None) -> list[tuple[str, str, Any]]:
     """Return what the plan decides, as (section, key, value)."""
     sizes: Mapping[str, Any] = {
         "microbatches": layout.microbatches,
@@ -85,6 +98,7 @@ def _choices(layout: Layout, order: Path | None) -> list[tuple[str, str, Any]]:
         ("parallel", "shard_optimizer", layout.sharded),
         ("parallel", "pipeline", layout.pipeline),
         ("parallel", "data", layout.data),
+        ("parallel", "cut", cut),
         ("train", "microbatch_size", layout.microbatch),
     ]
 

@@ -6,19 +6,25 @@ The figures come from ``chimera.plan``; here options become values, and an estim
 import json as json_form
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import arg
 
-from chimera.cli.options import Flag
+from chimera.cli.options import FileOption, Flag
 from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.errors import UsageError
+from chimera.ir.costs_file import read_costs
+from chimera.plan.closed import ModelTimes
 from chimera.plan.estimate import Estimate
 from chimera.plan.estimating import estimate
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import read_device, read_software
 from chimera.plan.layout import Layout, Recompute
+from chimera.plan.recorded import layers_of_stages
 from chimera.plan.shape import Family, ModelShape
+from chimera.plan.software import Software
+from chimera.plan.stages import StagedLayout
 
 __all__ = ["plan_estimate"]
 
@@ -56,6 +62,7 @@ def plan_estimate(
     sequence_parallel: Flag = False,
     sharded: Flag = False,
     software: str = "chimera",
+    costs: FileOption = None,
     json: Flag = False,
 ) -> None:
     """Estimate the time and memory of one step of one layout.
@@ -92,6 +99,7 @@ def plan_estimate(
         sequence_parallel: tensor-parallel ranks also share what lies between their products
         sharded: replicas share the optimizer states
         software: a code base's name, or a FILE.json
+        costs: a costs FILE of a run of this layout (seconds per stage) in place of modelled times
         json: print a JSON document instead
     """
     shape = ModelShape(
@@ -128,7 +136,14 @@ def plan_estimate(
         node_size=nodes_of,
         network_bytes_per_s=None if network is None else network * 1e9,
     )
-    made = estimate(shape, layout, cluster, read_software(software))
+    code = read_software(software)
+    made = estimate(
+        shape,
+        layout,
+        cluster,
+        code,
+        layer_times=None if costs is None else _recorded(costs, shape, layout, cluster, code),
+    )
     if json:
         print(json_form.dumps(_as_dict(made, software), indent=1))
     else:
@@ -141,6 +156,14 @@ def plan_estimate(
             "--sequence-parallel, --sharded, a smaller --microbatch, or more --tensor or --pipeline ranks",
             file=sys.stderr,
         )
+
+
+def _recorded(costs: Path, shape: ModelShape, layout: Layout, cluster: Cluster, software: Software) -> ModelTimes:
+    """Return the times of layers in a costs file of the same layout."""
+    if shape.family == "t5":
+        raise UsageError("--costs: a model of family t5 has two kinds of blocks, which stages do not tell apart")
+    parts = StagedLayout.of(shape, layout, cluster, software, None)
+    return layers_of_stages(read_costs(costs), [sum(blocks) for blocks in parts.per_stage], parts.times)
 
 
 def _microbatches(global_batch: int | None, *, microbatch: int, data: int, pipeline: int) -> int:

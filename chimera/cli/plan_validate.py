@@ -14,7 +14,9 @@ from tyro.conf import arg
 
 from chimera.cli.options import FileOption, Flag
 from chimera.cli.terminal import console, print_table, print_wrapped
-from chimera.plan.validate import VALIDATIONS, Errors, TableResult, validate, validate_file
+from chimera.plan.comparison import Errors, TableResult
+from chimera.plan.validate import VALIDATIONS, validate
+from chimera.plan.validate_steps import validate_file
 from chimera.plot.validation import plot_validation
 
 __all__ = ["plan_validate"]
@@ -83,6 +85,14 @@ def _print_result(result: TableResult) -> None:
         out, ["error, %", "rows", "mean", "median", "max"], [_summary(name, errors) for name, errors in summary]
     )
     out.print()
+    if result.choices:
+        headings = ["choice among the runs of", "", "predicted fastest", "measured fastest", "slower by"]
+        print_table(
+            out,
+            headings,
+            [(each.model, each.among, each.chosen, each.best, f"{each.slower_pct:.1f} %") for each in result.choices],
+        )
+        out.print()
 
 
 def _summary(name: str, errors: Errors) -> list[str]:
@@ -106,6 +116,7 @@ def _as_dict(result: TableResult) -> dict[str, object]:
         "within_10_pct": _share_within(result, 10),
         "parts": {name: asdict(part) for name, part in result.parts.items()},
         "left_out": None if result.left_out is None else asdict(result.left_out),
+        "choices": [asdict(each) for each in result.choices],
         "comparisons": _comparisons(result),
     }
 

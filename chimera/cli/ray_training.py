@@ -1,7 +1,7 @@
 """A training run on a Ray cluster: what one asks of the cluster, and what its nodes have to see.
 
-``chimera.launch.ray`` starts the ranks and knows no training. Ray is imported with this module, and reads its environment
-then; whoever imports it has set that before. Prints nothing.
+``chimera.launch.ray`` starts the ranks and knows no training. Ray is imported with this module, and reads its
+environment then; whoever imports it has set that before. Prints nothing.
 """
 
 import secrets
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from chimera.cli.training import run_rank
 from chimera.ir.files import making_folder
@@ -20,8 +20,12 @@ from chimera.launch.ray.worker import Preparation
 from chimera.train.config import TrainConfig
 from chimera.train.events import TrainingResult
 from chimera.train.profile_result import ProfileResult
+from chimera.train.tracking.command import Command
 
-__all__ = ["RayOptions", "run_on_ray"]
+__all__ = ["NOTES", "RayOptions", "run_on_ray"]
+
+NOTES: Final = "ray.log"
+"""File in the run's folder with what Ray had to say, if it had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,11 @@ def run_on_ray(
     Raises:
         ChimeraError: whatever is wrong; every rank has ended by then.
     """
-    with _shared_file(Path(config.train.out)) as shared, attached(options.address, working_dir=options.working_dir):
+    out = Path(config.train.out)
+    with (
+        _shared_file(out) as shared,
+        attached(options.address, working_dir=options.working_dir, notes=out / NOTES),
+    ):
         job = RayJob(
             size=config.world_size,
             tensor=config.parallel.tensor,
@@ -80,7 +88,7 @@ def run_on_ray(
             port=config.runtime.port,
             interface=config.runtime.interface,
         )
-        results: list[Any] = run_ray(partial(run_rank, config, resume=resume), job, shown)
+        results: list[Any] = run_ray(partial(run_rank, config, resume=resume, command=Command.here()), job, shown)
     result: TrainingResult | ProfileResult = results[0]
     return result
 

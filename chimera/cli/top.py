@@ -168,15 +168,14 @@ def _headline(run: Path, view: JobView) -> str:
     text = f"{run}  {view.state}, step {view.step:,} of {view.record.steps:,}"
     if rates and view.goes_on:
         first = rates[0]
-        assert first.step_s is not None, "chosen by it"
         text += f", {first.tokens_per_s or 0.0:,.0f} tokens/s"
-        left_s = (view.record.steps - view.step) * first.step_s
-        if view.state == "running":
-            text += f", about {duration(left_s)} left"
+        step_s = view.record.mean_step_s or first.step_s
+        if view.state == "running" and step_s is not None:
+            text += f", about {duration((view.record.steps - view.step) * step_s)} left"
     return text if view.reason is None else f"{text}: {_plain(view.reason, 200)}"
 
 
-_HEADINGS: Final = (
+_HEADINGS: Final[tuple[str, ...]] = (
     *("rank", "host", "state", "at", "for", "waits for"),
     *("step", "step s", "tokens/s", "idle", "memory\nGiB", "GPU\nGiB"),
 )

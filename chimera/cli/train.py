@@ -133,7 +133,8 @@ def train_command(
     """Train a model: on processes of this host, or as one rank of a job that torchrun started.
 
     Any option of the file can be set otherwise behind it; "none" stands for no value. Figures of each step go to
-    metrics.jsonl in the run's folder, beside checkpoints, a TensorBoard log and the measured timeline of the last step.
+    metrics.jsonl in the run's folder, beside checkpoints, a TensorBoard log, the measured timeline of the last step and
+    run.json, the record of the run. 'chimera top' shows what its ranks are at.
 
     Example:
         chimera train configs/bert-tiny.toml --train.steps 100 --schedule.name 1f1b
@@ -253,7 +254,7 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         f"{parameters:,} parameters, {config.train.dtype}",
         "ranks": _ranks(config),
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
-        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage)}",
+        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage, model.stacks)}",
         "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
         f"for equal stages {predicted_bubble(schedule):.1%}",
         "run": _run(config),
@@ -335,7 +336,7 @@ class TrainingView:
             case Restarted():
                 self.out.print(_restart_text(event))
             case TrackerFailed():
-                print(f"{event.name} failed, training goes on without it: {event.failure}", file=sys.stderr)
+                self.out.print(f"{event.name} failed, training goes on without it: {event.failure}", style="yellow")
             case Saved() if self._bar is None:
                 self.out.print(f"saved {event.path}")
             case str() if self._bar is not None and self._task is not None and not self.step:

@@ -4,6 +4,7 @@ Here the two meet that do not know each other: ``chimera.train``, which trains o
 which starts ranks. Prints nothing.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -100,6 +101,7 @@ def _attempt(
 ) -> TrainingResult | ProfileResult:
     """Start all ranks once; a failure is entered into the run's record, which a profile has none of."""
     command = Command.here()
+    since_s = time.time() if restarts else command.started_s
     try:
         results: list[Any] = launch.run_local(
             partial(run_rank, config, resume=resume, command=command),
@@ -114,7 +116,7 @@ def _attempt(
         # The first rank may have been killed; and what it has written, if anything, need not be the cause.
         if not config.profile.steps:
             with suppress(OSError, FormatError):
-                end_record(Path(config.train.out), error, started_s=command.started_s)
+                end_record(Path(config.train.out), error, since_s=since_s)
         raise
     result: TrainingResult | ProfileResult = results[0]
     return result
@@ -133,7 +135,7 @@ def run_joined(
     try:
         RankGrid.of_world(place.size, tensor=grid.tensor, data=grid.data, pipeline=grid.pipeline)
     except UsageError as error:
-        raise UsageError(f"{error}. How many there are is said by {place.size_option}") from None
+        raise UsageError(f"{error}. To start as many: {place.size_option.format(grid.size)}") from None
     launch.use_cores(place)
     if place.ends_with_parent:
         launch.end_with_parent(place.rank)
@@ -165,7 +167,7 @@ def run_rank(
     # Ranks are forked with this loaded; the process that starts them does without.
     from chimera.train.loop import train
 
-    device, runtime = _device(config, place), config.runtime
+    device, runtime, began = _device(config, place), config.runtime, (command or Command.here()).again()
     tell("connecting to the other ranks")
     with launch.joined(place, timeout_s=runtime.timeout_s, interface=runtime.interface, port=runtime.port) as job:
         if config.profile.steps:
@@ -185,7 +187,7 @@ def run_rank(
             device=device,
             resume=resume or step > 0,
             restarted=job.restarts > 0,
-            command=command,
+            command=began if job.restarts else command,
             report=report,
         )
     return result if place.rank == 0 else None

@@ -20,7 +20,8 @@ from chimera.errors import RunError, UsageError
 from chimera.launch.interfaces import Interface, address_of, find_interface, interface_towards, is_loopback, loopback
 from chimera.launch.place import Place
 from chimera.launch.roll_call import call_roll
-from chimera.launch.store import Endpoint, StoreFile, hold_store, join_store, publish, read_published
+from chimera.launch.store import Endpoint, StoreFile, join_store, publish, read_published
+from chimera.launch.store_holder import hold_store_apart
 
 __all__ = ["Job", "connected", "joined"]
 
@@ -29,7 +30,7 @@ _BEGUN: Final = "begun"
 _LEFT: Final = "left"
 _AFTER_SUCCESS_S: Final = 10.0
 _AFTER_FAILURE_S: Final = 3.5
-"""How long the rank that holds the store waits for the others: a survivor gathers what every rank was doing."""
+"""How long the rank whose launcher may end the store with it waits for the others to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +110,12 @@ def _restarts(place: Place, root: Store) -> int:
 
     A launcher that has replaced a host counts from 0 there, so the largest count is the job's.
     """
-    counted = not place.counts_any_failure or root.check([_BEGUN])
-    told = torch.tensor([place.restarts, int(not counted)])
+    restarts = place.restarts
+    if place.store_outlives:
+        restarts = max(1, restarts) if root.check([_BEGUN]) else 0
+    told = torch.tensor(restarts)
     dist.all_reduce(told, dist.ReduceOp.MAX)
-    restarts, none_counts = told.tolist()
-    return 0 if none_counts else restarts
+    return int(told)
 
 
 @contextmanager
@@ -138,7 +140,7 @@ def _meeting(place: Place, here: Interface | None, *, port: int, timeout_s: floa
             f"MASTER_ADDR {place.store.host} is {address} on its own host, where no other reaches it; set MASTER_ADDR "
             "to an address on the network that the hosts share, or LOCAL_WORLD_SIZE where all ranks are on one host"
         )
-    with hold_store(address, place.store.port, option="MASTER_PORT") as bound:
+    with hold_store_apart(address, place.store.port, option="MASTER_PORT") as bound:
         yield bound
 
 
@@ -150,7 +152,7 @@ def _published(
         yield read_published(file.path, timeout_s=timeout_s)
         return
     chosen = here or (interface_towards(file.towards) if place.spans_hosts else loopback())
-    with hold_store(chosen.address, port) as bound, publish(file.path, bound):
+    with hold_store_apart(chosen.address, port, option="--runtime.port") as bound, publish(file.path, bound):
         yield bound
 
 

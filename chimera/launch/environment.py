@@ -63,8 +63,8 @@ def _place_by_torch(environ: Mapping[str, str]) -> Place:
         holds_store=rank == 0 and not kept,
         spans_hosts=local_size != size and not is_local_name(store.host),
         restarts=whole_number(environ, "TORCHELASTIC_RESTART_COUNT") if elastic else 0,
-        counts_any_failure=kept,
-        size_option="torchrun --nnodes and --nproc-per-node" if elastic else "WORLD_SIZE",
+        store_outlives=kept,
+        size_option="torchrun --nproc-per-node={} on one host, or a part of it on each" if elastic else "WORLD_SIZE={}",
         ends_with_parent=elastic,
     )
 

@@ -103,7 +103,12 @@ def interface_towards(host: str) -> Interface:
     for name, addresses in _addresses().items():
         if source in addresses:
             return Interface(name, source)
-    return loopback() if is_loopback(source) else Interface("", source)
+    if is_loopback(source):
+        return loopback()
+    raise RunError(
+        f"messages to {host} ({target}) leave from {source}, which no interface of this host names as its own; set "
+        "--runtime.interface to the one that is meant"
+    )
 
 
 def address_of(host: str) -> str:

@@ -26,11 +26,11 @@ class Place:
         holds_store: whether this rank is the one that holds the store, rather than whoever started it.
         spans_hosts: whether other ranks may be on other hosts.
         restarts: how often the job was started again after a failure.
-        counts_any_failure: whether these may be failures before the job's work began; the store, which outlives them,
-            knows whether it had.
+        store_outlives: whether the store outlives an attempt, and so knows whether the job's work had begun, which the
+            count of restarts does not say.
         host: what the launcher calls this host; None where its own name does.
         cores: this rank's share of them; None for an equal one of all.
-        size_option: how the launcher is told the number of ranks.
+        size_option: how the launcher is told the number of ranks, which stands for ``{}``.
         ends_with_parent: whether the process that started this one is to live as long, such as torchrun's agent.
     """
 
@@ -42,16 +42,19 @@ class Place:
     holds_store: bool = False
     spans_hosts: bool = False
     restarts: int = 0
-    counts_any_failure: bool = False
+    store_outlives: bool = False
     host: str | None = None
     cores: int | None = None
-    size_option: str = "WORLD_SIZE"
+    size_option: str = "WORLD_SIZE={}"
     ends_with_parent: bool = False
 
 
 def use_cores(place: Place) -> None:
-    """Give torch this rank's share of the cores, unless OMP_NUM_THREADS says how many threads it is to have."""
-    if "OMP_NUM_THREADS" in os.environ:
+    """Give torch this rank's share of the cores, or as many threads as OMP_NUM_THREADS says."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if said.isdecimal() and int(said):
+        # Torch reads it when it is loaded, which for a forked process was before the variable had this value.
+        torch.set_num_threads(int(said))
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # A launcher that binds each rank to its share has divided the cores already.

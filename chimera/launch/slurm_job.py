@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +21,7 @@ _ANSWER_S: Final = 60.0
 """How long one of SLURM's programs may take."""
 _SILENCE_S: Final = 600.0
 """How long SLURM may fail to answer before nobody asks any more."""
-_CLEANING_S: Final = 5.0
-"""How long a job whose script has ended may go on to be cleaned up."""
+# A job that completes may be on its way back into the queue.
 _GOES_ON: Final = frozenset(
     {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "REQUEUED", "SIGNALING",
      "STAGE_OUT", "SPECIAL_EXIT", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"}
@@ -47,6 +46,10 @@ class JobState:
     def has_ended(self) -> bool:
         """Whether the job will do nothing more."""
         return self.name not in _GOES_ON
+
+
+_UNKNOWN: Final = JobState("RUNNING", "None", 0)
+"""What stands for a job of which there is nothing new to say."""
 
 
 def submit(script: str) -> int:
@@ -91,34 +94,37 @@ def follow(job: int, log: Path, *, on_line: Callable[[str], None], on_wait: Call
         on_wait: called when the job waits, once for each reason.
 
     Raises:
-        RunError: SLURM does not know the job, or has not answered for ten minutes.
+        RunError: SLURM has not answered for ten minutes.
     """
     lines = _Lines(log)
-    waited_for = ""
-    heard = time.monotonic()
-    running = heard
-    while True:
-        answer = _state(job)
+    for state in _states(job, log):
         for line in lines.read():
             on_line(line)
-        if isinstance(answer, str):
-            if time.monotonic() - heard > _SILENCE_S:
-                raise RunError(f"SLURM does not say what became of job {job}: {answer}; it may go on, see {log}")
-        else:
-            heard = time.monotonic()
-            if answer.name == "PENDING" and answer.reason not in {"None", waited_for}:
-                waited_for = answer.reason
-                on_wait(answer)
-            if answer.name != "COMPLETING":
-                running = heard
-            elif heard - running > _CLEANING_S:
-                # A node that lost one of SLURM's own processes may take minutes to say that it is free.
-                answer = replace(answer, name="FAILED" if answer.exit_code else "COMPLETED")
-            if answer.has_ended:
-                for line in lines.rest():
-                    on_line(line)
-                return answer
+        if state.name == "PENDING":
+            on_wait(state)
+        if state.has_ended:
+            for line in lines.rest():
+                on_line(line)
+            return state
         time.sleep(_LOOK_S)
+    raise AssertionError("states come until one is the last")
+
+
+def _states(job: int, log: Path) -> Iterator[JobState]:
+    """Ask for a job's state again and again; one that waits comes once for each reason, and then as one that runs."""
+    heard = time.monotonic()
+    reason = "None"
+    while True:
+        answer = _state(job)
+        now = time.monotonic()
+        if isinstance(answer, str):
+            if now - heard > _SILENCE_S:
+                raise RunError(f"SLURM does not say what became of job {job}: {answer}; it may go on, see {log}")
+            yield _UNKNOWN
+            continue
+        heard = now
+        yield _UNKNOWN if answer.name == "PENDING" and answer.reason in {"None", reason} else answer
+        reason = answer.reason
 
 
 def _state(job: int) -> JobState | str:

@@ -74,7 +74,8 @@ class SlurmJob:
                     _VALUE, value, f"{_spelled(option)} {value!r}", "letters, digits and the signs that SLURM uses"
                 )
         for path in (self.log, self.folder):
-            if re.search(r"[\x00-\x1f\"\\]", str(path)):
+            # sbatch has placeholders of its own behind a percent sign.
+            if re.search(r"[\x00-\x1f\"\\]", str(path)) or "%" in str(path.parent):
                 raise UsageError(f"sbatch would misread the path {str(path)!r}; choose another --train.out")
         for module in self.modules:
             _require(_MODULE, module, f"--module {module!r}", "the name of a module, such as cuda/12.4")

@@ -76,7 +76,7 @@ def place_in_step(environ: Mapping[str, str], *, folder: Path, on_terminal: bool
         restarts=whole_number(environ, "SLURM_RESTART_COUNT") if "SLURM_RESTART_COUNT" in environ else 0,
         host=nodes[node],
         cores=_cores(environ, tasks[node]),
-        size_option="srun --ntasks",
+        size_option="srun --ntasks={}",
         ends_with_parent=True,
     )
 

@@ -10,7 +10,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +22,7 @@ from chimera.errors import RunError
 from chimera.ir.files import making_folder, replacing
 from chimera.launch.interfaces import LOOPBACK
 
-__all__ = ["Endpoint", "StoreFile", "hold_store", "join_store", "publish", "read_published"]
+__all__ = ["Endpoint", "StoreFile", "hold_store", "join_store", "listening", "publish", "read_published", "serve"]
 
 _HOLDER_WAITS_S: Final = 30
 _LOOK_S: Final = 0.1
@@ -66,19 +66,26 @@ def hold_store(address: str = LOOPBACK, port: int = 0, *, option: str = "--runti
     Raises:
         RunError: the port is taken, or the address is not this host's.
     """
-    with closing(_listening(address, port, option)) as listener:
-        # The store takes over a socket that is bound already: given an address it would listen on every interface.
-        bound = listener.getsockname()[1]
-        store = TCPStore(
-            address,
-            bound,
-            is_master=True,
-            timeout=timedelta(seconds=_HOLDER_WAITS_S),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+    listener = listening(address, port, option)
+    endpoint = Endpoint(address, listener.getsockname()[1])
+    with serve(listener, endpoint):
+        yield endpoint
+
+
+@contextmanager
+def serve(listener: socket.socket, endpoint: Endpoint) -> Iterator[None]:
+    """Hold a store on a socket that listens at ``endpoint``, for as long as the context lasts."""
+    # The store takes over a socket that is bound already: given an address it would listen on every interface.
+    store = TCPStore(
+        endpoint.host,
+        endpoint.port,
+        is_master=True,
+        timeout=timedelta(seconds=_HOLDER_WAITS_S),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
     try:
-        yield Endpoint(address, bound)
+        yield
     finally:
         # Named so that it lives until here.
         del store
@@ -145,7 +152,8 @@ def _appeared(path: Path) -> bool:
     return path.parent.is_dir() and any(entry.name == path.name for entry in path.parent.iterdir())
 
 
-def _listening(address: str, port: int, option: str) -> socket.socket:
+def listening(address: str, port: int, option: str) -> socket.socket:
+    """Return a socket that listens on one address; see ``hold_store``."""
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

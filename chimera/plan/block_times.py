@@ -7,13 +7,15 @@ are interpolated, none beyond them is guessed. A profile is of one device withou
 import csv
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from chimera.errors import FormatError, UsageError, nearest_names
+from chimera.plan.closed import ModelTimes
 from chimera.plan.dims import Number
 from chimera.plan.layers import LayerTimes
+from chimera.plan.layout import Recompute
 
 __all__ = ["BlockTimes", "read_block_times"]
 
@@ -37,8 +39,29 @@ class BlockTimes:
     sizes: tuple[int, ...]
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
+    option: ClassVar[str] = "--block-times"
 
-    def in_place_of(self, modelled: LayerTimes, *, microbatch: Number, recomputes: Number) -> LayerTimes:
+    @property
+    def tensor(self) -> int:
+        """Tensor-parallel ranks t."""
+        return 1
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether these ranks shared what lies between their products."""
+        return False
+
+    @property
+    def recompute(self) -> tuple[Recompute, ...]:
+        """What a backward may run again: nothing, or the forward that was measured."""
+        return ("none", "full")
+
+    def in_place_of(self, modelled: ModelTimes, *, microbatch: Number, recomputes: Number) -> ModelTimes:
+        """Return measured times of the block beside modelled ones of the ends; see ``block``."""
+        block = self.block(modelled.blocks[0], microbatch=microbatch, recomputes=recomputes)
+        return modelled._replace(blocks=(block,))
+
+    def block(self, modelled: LayerTimes, *, microbatch: Number, recomputes: Number) -> LayerTimes:
         """Return measured times; the modelled ones say how a backward divides into I and W.
 
         Args:

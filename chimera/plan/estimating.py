@@ -4,19 +4,17 @@ It builds the layout's schedule, prices its stages, simulates the step (the stea
 pipeline. It searches nothing: the layout is given.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from chimera.errors import UsageError
 from chimera.ir.costs import StageCosts
 from chimera.ir.schedule import Schedule
 from chimera.passes.reductions import places_reductions, reducing
+from chimera.plan.closed import ModelTimes
 from chimera.plan.estimate import Estimate
 from chimera.plan.flops import step_flops
 from chimera.plan.folding import Step, folded_step, simulated_step
 from chimera.plan.hardware import Cluster
-from chimera.plan.layers import LayerTimes
 from chimera.plan.layout import Layout
 from chimera.plan.rank_memory import rank_memory, stage_activation_bytes
 from chimera.plan.shape import ModelShape
@@ -35,7 +33,7 @@ def estimate(
     software: Software,
     *,
     fold: bool = True,
-    block_times: Sequence[LayerTimes] | None = None,
+    layer_times: ModelTimes | None = None,
     compiled: bool | None = None,
 ) -> Estimate:
     """Estimate the time and memory of one step.
@@ -46,8 +44,7 @@ def estimate(
         cluster: where it runs; of exactly as many devices as the layout has.
         software: the code base.
         fold: whether a long step's steady state is simulated once and repeated; the error is below 0.1 %.
-        block_times: measured times of one block of each stack for one micro-batch under this layout, in place of the
-            modelled ones.
+        layer_times: measured times of the layers for one micro-batch under this layout, in place of modelled ones.
         compiled: whether numba's form of the simulator runs; worth its import for many layouts. By size without.
 
     Raises:
@@ -59,7 +56,7 @@ def estimate(
             f"the layout has t·p·d = {layout.tensor}·{layout.pipeline}·{layout.data} = {layout.num_devices} devices, "
             f"the cluster {cluster.num_devices}; set --gpus {layout.num_devices}, or change one of the sizes"
         )
-    parts = StagedLayout.of(shape, layout, cluster, software, block_times)
+    parts = StagedLayout.of(shape, layout, cluster, software, layer_times)
     costs = parts.stage_costs(stage_activation_bytes(parts))
     step = _run(parts, costs, fold=fold, compiled=compiled)
     sharded = layout.sharded

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from chimera.errors import ChimeraError
-from chimera.plan.block_times import BlockTimes
 from chimera.plan.estimate import Estimate
 from chimera.plan.layout import Layout, Recompute
+from chimera.plan.measured import MeasuredTimes
 from chimera.plan.plans import Plan, Plans
 from chimera.plan.search.divisors import divisors
 from chimera.plan.search.model_pricing import ModelPricing
@@ -113,8 +113,13 @@ def _changed_to(words: str, layout: Layout, pricing: ModelPricing) -> Change:
     return Change(choice=words, why_not=f"does not fit, {over / 2**30:.1f} GiB too much")
 
 
-def _was_measured(layout: Layout, measured: BlockTimes) -> bool:
-    return layout.tensor == 1 and layout.recompute != "selective" and layout.microbatch in measured.sizes
+def _was_measured(layout: Layout, measured: MeasuredTimes) -> bool:
+    return (
+        layout.tensor == measured.tensor
+        and layout.sequence_parallel == measured.sequence_parallel
+        and layout.recompute in measured.recompute
+        and layout.microbatch in measured.sizes
+    )
 
 
 def _neighbours(best: Layout, plans: Plans) -> Iterator[tuple[str, Layout | None]]:

@@ -53,9 +53,9 @@ class Goal:
     maximum: float
     eighth_decile: float | None = None
 
-    def cost(self, error: _Array) -> float:
-        """Return how far the errors (in percent, of all rows) are from the goal: 1 and more per figure missed."""
-        own = error[self.rows]
+    def cost(self, ratio: _Array) -> float:
+        """Return how far predicted over measured times (of all rows) are off: 1 and more for each figure missed."""
+        own = 100 * np.abs(ratio[self.rows] - 1)
         figures = [
             (1.5, float(own.mean()) / self.mean),
             (0.6, float(np.median(own)) / self.median),
@@ -64,6 +64,33 @@ class Goal:
         if self.eighth_decile is not None:
             figures.append((1.0, float(np.quantile(own, 0.8)) / self.eighth_decile))
         return sum(weight * (12 * max(0.0, ratio - 0.8) ** 2 + 0.25 * ratio) for weight, ratio in figures)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """That of rows which a user would choose among, the one predicted fastest was measured nearly fastest.
+
+    Attributes:
+        rows: of one model and number of devices.
+        seconds: measured, of these rows.
+        tolerance: by which share the choice may be slower than the fastest.
+    """
+
+    rows: NDArray[np.intp]
+    seconds: _Array
+    tolerance: float
+
+    def cost(self, ratio: _Array) -> float:
+        """Return by how much some slower row is predicted faster than every one near the fastest, in percent."""
+        predicted = ratio[self.rows] * self.seconds
+        near = self.seconds <= (1 + self.tolerance) * self.seconds.min()
+        if near.all():
+            return 0.0
+        return 100 * max(0.0, float(np.log(predicted[near].min() / predicted[~near].min())) + _CLEARLY)
+
+
+_CLEARLY: Final = 0.01
+"""By how much, as a logarithm, the right row has to be predicted faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +103,7 @@ class Fitted:
 
 def fit_constants(
     columns: RowColumns,
-    goals: Sequence[Goal],
+    goals: Sequence[Goal | Choice],
     *,
     varied: Mapping[str, Sequence[str]],
     start: Fitted | None = None,
@@ -115,11 +142,11 @@ def fit_constants(
     def cost(point: _Array) -> float:
         constants = fitted(point)
         ratio = columns.predict(constants.device, constants.software) / columns.seconds
-        error = 100 * np.abs(np.clip(ratio, 0.1, 10.0) - 1)
+        ratio = np.clip(ratio, 0.1, 10.0)
         # Constants stay near where physics puts them as long as no row says otherwise.
         beyond = np.maximum(np.log(origin * np.exp(point) / most), 0.0)
         pull = _PULL * float((point**2).sum()) + _WALL * float((beyond**2).sum())
-        return sum(goal.cost(error) for goal in goals) + pull
+        return sum(goal.cost(ratio) for goal in goals) + pull
 
     point = np.zeros(len(names))
     if start is not None:

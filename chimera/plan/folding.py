@@ -2,7 +2,8 @@
 
 Behind the warm-up every schedule of the registry repeats itself after at most 2p micro-batches, so its makespan, idle
 time and peaks grow by the same amount with every 2p more. Two short simulations give that amount; ``simulate`` knows
-nothing of it. Where m is small the step is simulated whole.
+nothing of it. Where m is small the step is simulated whole. A schedule that runs ahead can hide a heavy rank for many
+periods: as long as the step grows by less than its busiest rank does, longer ones are simulated.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,10 @@ from chimera.simulate.simulator import CostModel, simulate
 __all__ = ["Step", "folded_step", "simulated_step"]
 
 _WARM_PERIODS: Final = 2
-"""Periods of 2p micro-batches that are simulated before the first one that counts as steady."""
+"""Periods of 2p micro-batches that are simulated before the first one that counts as steady; twice as many and so on
+where that one turns out not to be."""
+
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +69,7 @@ def simulated_step(schedule: Schedule, costs: CostModel, *, compiled: bool | Non
 def folded_step(
     build: Callable[[int], Schedule], microbatches: int, costs: CostModel, *, ranks: int, compiled: bool | None = None
 ) -> Step:
-    """Return the step of ``microbatches``, simulating at most 6p of them.
+    """Return the step of ``microbatches``, simulating 6p of them, or more where the steady state begins later.
 
     Args:
         build: gives the schedule of a number of micro-batches.
@@ -76,11 +80,19 @@ def folded_step(
     """
     period = 2 * ranks
     periods, rest = divmod(microbatches, period)
-    if periods <= _WARM_PERIODS + 1:
-        return simulated_step(build(microbatches), costs, compiled=compiled)
-    shorter = simulated_step(build(_WARM_PERIODS * period + rest), costs, compiled=compiled)
-    longer = simulated_step(build((_WARM_PERIODS + 1) * period + rest), costs, compiled=compiled)
-    more = periods - _WARM_PERIODS - 1
+    warm = _WARM_PERIODS
+    while periods > warm + 1:
+        shorter = simulated_step(build(warm * period + rest), costs, compiled=compiled)
+        longer = simulated_step(build((warm + 1) * period + rest), costs, compiled=compiled)
+        busiest = float((longer.busy - shorter.busy).max())
+        if longer.compute_end - shorter.compute_end >= busiest * (1 - _ROUNDING):
+            return _extended(shorter, longer, periods - warm - 1)
+        warm *= 2
+    return simulated_step(build(microbatches), costs, compiled=compiled)
+
+
+def _extended(shorter: Step, longer: Step, more: int) -> Step:
+    """Return ``longer`` with ``more`` periods, each of which adds what it has beyond ``shorter``."""
     return Step(
         makespan=longer.makespan + more * (longer.makespan - shorter.makespan),
         compute_end=longer.compute_end + more * (longer.compute_end - shorter.compute_end),

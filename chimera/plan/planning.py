@@ -1,12 +1,13 @@
 """``plan``: a model, a cluster and a global batch to the best layouts, or to why there is none."""
 
 from dataclasses import replace
+from typing import Any
 
 from chimera.errors import InfeasibleError, UsageError
-from chimera.plan.block_times import BlockTimes
 from chimera.plan.estimate import Estimate
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import read_software
+from chimera.plan.measured import MeasuredTimes
 from chimera.plan.plans import Plan, Plans
 from chimera.plan.search.divisors import nearest_multiple
 from chimera.plan.search.model_pricing import ModelPricing
@@ -32,7 +33,7 @@ def plan(
     global_batch: int,
     space: SearchSpace | None = None,
     software: Software | str = DEFAULT_SOFTWARE,
-    measured: BlockTimes | None = None,
+    measured: MeasuredTimes | None = None,
     top: int = 10,
     refine: bool = True,
 ) -> Plans:
@@ -44,7 +45,7 @@ def plan(
         global_batch: sequences B of a step.
         space: choices that are given; everything is searched without.
         software: the code base, or its name.
-        measured: times of the model's blocks in place of modelled ones; narrows the search to what was measured.
+        measured: times of the model's layers in place of modelled ones; narrows the search to what was measured.
         top: plans to return.
         refine: whether the list scheduler looks for a faster order for each of them.
 
@@ -79,7 +80,7 @@ def plan(
     )
 
 
-def _measured_space(model: ModelShape, space: SearchSpace, measured: BlockTimes) -> SearchSpace:
+def _measured_space(model: ModelShape, space: SearchSpace, measured: MeasuredTimes) -> SearchSpace:
     """Return the part of a space that was measured.
 
     Raises:
@@ -87,18 +88,35 @@ def _measured_space(model: ModelShape, space: SearchSpace, measured: BlockTimes)
     """
     if model.family == "t5" or model.seq != measured.seq:
         raise UsageError(
-            f"--block-times: {measured.name} is one kind of block on {measured.seq} tokens, the model is "
+            f"{measured.option}: {measured.name} is one kind of block on {measured.seq} tokens, the model is "
             f"{model.family} on {model.seq}; try --seq {measured.seq}"
         )
-    tensor = tuple(t for t in space.tensor or (1,) if t == 1)
-    sizes = tuple(b for b in space.microbatch or measured.sizes if b in measured.sizes)
-    modes = tuple(mode for mode in space.recompute or ("none", "full") if mode != "selective")
-    if not (tensor and sizes and modes):
+    narrowed = {
+        "tensor": _among(space.tensor, (measured.tensor,)),
+        "microbatch": _among(space.microbatch, measured.sizes),
+        "recompute": _among(space.recompute, measured.recompute),
+        "sequence_parallel": _among(space.sequence_parallel, (measured.sequence_parallel,)),
+    }
+    if not all(narrowed.values()):
+        sizes = " or ".join(map(str, measured.sizes))
+        sequence = ", sequence parallel" if measured.sequence_parallel else ""
         raise UsageError(
-            f"--block-times: {measured.name} was measured for t = 1, b in {measured.sizes}, recompute none or full; "
-            "none of it is among the choices that are given"
+            f"{measured.option}: {measured.name} was measured for t = {measured.tensor}{sequence}, b = {sizes}, "
+            f"recompute {' or '.join(measured.recompute)}; "
+            f"none of it is among the given {', '.join(name for name, left in narrowed.items() if not left)}"
         )
-    return replace(space, tensor=tensor, microbatch=sizes, recompute=modes)
+    return replace(
+        space,
+        tensor=narrowed["tensor"],
+        microbatch=narrowed["microbatch"],
+        recompute=narrowed["recompute"],
+        sequence_parallel=narrowed["sequence_parallel"],
+    )
+
+
+def _among(given: tuple[Any, ...] | None, measured: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the measured values of a choice that are given, all of them where none is."""
+    return tuple(value for value in measured if given is None or value in given)
 
 
 def _why_none(pricing: ModelPricing, outcome: Outcome, space: SearchSpace, global_batch: int) -> str:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from chimera.ir.schedule import Schedule
-from chimera.plan.block_times import BlockTimes
 from chimera.plan.estimate import Estimate
 from chimera.plan.hardware import Cluster
 from chimera.plan.layout import Layout
+from chimera.plan.measured import MeasuredTimes
 from chimera.plan.shape import ModelShape
 from chimera.plan.software import Software
 
@@ -70,7 +70,7 @@ class Plans:
         global_batch: sequences of a step.
         plans: that fit, the fastest first; at least one.
         rejected: how many layouts are not among them, by reason.
-        measured: times of blocks that were taken in place of modelled ones.
+        measured: times of layers that were taken in place of modelled ones.
         num_bounded: layouts whose time and memory were bounded as arrays.
         num_simulated: layouts that were simulated.
     """
@@ -83,7 +83,7 @@ class Plans:
     rejected: Mapping[str, int]
     num_bounded: int
     num_simulated: int
-    measured: BlockTimes | None = None
+    measured: MeasuredTimes | None = None
 
     @property
     def best(self) -> Plan:

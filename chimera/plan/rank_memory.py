@@ -1,7 +1,7 @@
 """What each rank of a simulated step holds at its peak: parameters and their states, activations, buffers, margin."""
 
 from chimera.ir.versions import weight_versions
-from chimera.plan.activations import FULL, NONE, block_activation_bytes, head_activation_bytes
+from chimera.plan.activations import FULL, NONE, RECOMPUTE_CODES, block_activation_bytes, head_activation_bytes
 from chimera.plan.closed import message_bytes
 from chimera.plan.dims import Dims
 from chimera.plan.estimate import RankMemory
@@ -43,8 +43,9 @@ def rank_memory(parts: StagedLayout, step: Step) -> tuple[RankMemory, ...]:
 
 def stage_activation_bytes(parts: StagedLayout) -> list[float]:
     """Return the bytes that each stage keeps of one micro-batch from its forward to its backward."""
+    recompute = RECOMPUTE_CODES[parts.layout.recompute]
     kept: list[float] = [
-        sum(count * _block(parts, dims, parts.sharing.recompute) for count, dims in zip(row, parts.stacks, strict=True))
+        sum(count * _block(parts, dims, recompute) for count, dims in zip(row, parts.stacks, strict=True))
         for row in parts.per_stage
     ]
     sharing = parts.sharing
@@ -60,7 +61,7 @@ def stage_activation_bytes(parts: StagedLayout) -> list[float]:
     return kept
 
 
-def _block(parts: StagedLayout, dims: Dims, recompute: float) -> float:
+def _block(parts: StagedLayout, dims: Dims, recompute: int) -> float:
     sharing = parts.sharing
     return float(
         block_activation_bytes(

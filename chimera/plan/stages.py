@@ -65,9 +65,9 @@ class StagedLayout:
         layout: Layout,
         cluster: Cluster,
         software: Software,
-        measured: Sequence[LayerTimes] | None,
+        measured: ModelTimes | None,
     ) -> "StagedLayout":
-        """Work out a layout; ``measured`` times of one block of each stack go before modelled ones.
+        """Work out a layout; ``measured`` times of its layers go before modelled ones.
 
         Raises:
             UsageError: the schedule cannot take these sizes, or the layout's cut is of another model.
@@ -83,7 +83,7 @@ class StagedLayout:
             unaligned_penalty=software.constant("unaligned_penalty"),
         )
         stacks, vocab = dims_of(shape), software.vocab(shape.vocab, layout.tensor)
-        times = model_times(
+        times = measured or model_times(
             rates,
             stacks,
             sharing,
@@ -91,8 +91,6 @@ class StagedLayout:
             fused_attention=software.fused_attention,
             transform=shape.family == "bert",
         )
-        if measured is not None:
-            times = times._replace(blocks=tuple(measured))
         schedule = layout.build_schedule(_few(layout))
         blocks = stage_blocks(shape, layout, schedule.num_stages, times)
         per_stage = blocks_by_stack(shape, blocks)

@@ -46,11 +46,11 @@ def hop_times(rates: Rates, grid: Grid) -> tuple[Number, Number]:
     """Return latency and rate of a message between pipeline ranks.
 
     The tensor-parallel ranks of a stage send a share each. Pipeline neighbours are t·d devices apart; the slowest hop
-    counts for all.
+    counts for all. Within a node a message makes two ranks wait for each other as a collective does.
     """
     across = grid.tensor * grid.data * grid.pipeline > rates.node_size
     rate = np.where(across, rates.network_rate, rates.node_bytes_per_s)
-    return rates.hop_s, rate * grid.tensor
+    return np.where(across, rates.hop_s, rates.collective_s), rate * grid.tensor
 
 
 def pipeline_s(

@@ -6,6 +6,7 @@ is estimated with the constants of that device, none of which was fitted on thes
 
 from typing import Final
 
+from chimera.plan.comparison import Comparison, Errors, TableResult
 from chimera.plan.estimate import Estimate
 from chimera.plan.estimating import estimate
 from chimera.plan.hardware import Cluster
@@ -13,7 +14,7 @@ from chimera.plan.hardware_file import read_device, read_software
 from chimera.plan.layout import Layout, Recompute
 from chimera.plan.shape import ModelShape
 
-__all__ = ["BERT_48", "GPT_2", "PUBLISHED_CHOICES", "figure_13", "speedups"]
+__all__ = ["BERT_48", "GPT_2", "PUBLISHED_CHOICES", "chimera_choice", "chimera_speedups", "figure_13", "speedups"]
 
 BERT_48: Final = ModelShape(
     family="bert", hidden=1024, layers=48, heads=16, vocab=30522, seq=128, positions=512, tied=False
@@ -67,3 +68,21 @@ def _estimated(shape: ModelShape, schedule: str, *, d: int, p: int, b: int, m: i
     mode: Recompute = "full" if recompute else "none"
     layout = Layout(pipeline=p, data=d, microbatch=b, microbatches=m, schedule=schedule, recompute=mode)
     return estimate(shape, layout, Cluster.of(read_device("p100-16"), d * p), read_software("chimera-2021"))
+
+
+def chimera_choice() -> TableResult:
+    """Compare what the paper's choice costs against the one that is cheapest here: no error where they are the same."""
+    rows = []
+    for model, choice in PUBLISHED_CHOICES.items():
+        steps = {layout: made.step_s for layout, made in figure_13(model).items()}
+        best = min(steps, key=lambda layout: steps[layout])
+        rows.append(Comparison(f"{model}: published {choice}, here {best}", steps[best], steps[choice]))
+    title = "step of the best layout (d, p, b) against that of the paper's choice, Li and Hoefler 2021, figure 13"
+    return TableResult("chimera-fig13", title, "s", tuple(rows), {}, Errors.of(rows))
+
+
+def chimera_speedups() -> TableResult:
+    """Compare the speed-ups over the five baselines."""
+    rows = tuple(Comparison(f"over {name}", *pair) for name, pair in speedups().items())
+    title = "Chimera's speed-ups, GPT-2 on 2,048 nodes, Li and Hoefler 2021, §4.4: a trend"
+    return TableResult("chimera-speedups", title, "times", rows, {}, Errors.of(rows))

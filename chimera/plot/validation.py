@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from chimera.plan.validate import TableResult
+from chimera.plan.comparison import TableResult
 from chimera.plot.figure import check_paths, new_figure, save, settings
 
 __all__ = ["plot_validation"]

@@ -22,7 +22,7 @@ from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
 from chimera.plan.partition import partition
 from chimera.runtime.ablation import ABLATIONS, Ablation
 from chimera.runtime.accounting import LossAccount
-from chimera.runtime.actions import Actions, Run
+from chimera.runtime.actions import Actions
 from chimera.runtime.channels import Channels, Spec
 from chimera.runtime.executor import Executor, Handlers, Observer, observed
 from chimera.runtime.failure import stalled
@@ -34,6 +34,7 @@ from chimera.runtime.overlap import runs_together
 from chimera.runtime.portions import Portions
 from chimera.runtime.recorder import GatherTimes, Recorder
 from chimera.runtime.reduction import Reduction
+from chimera.runtime.run import Run
 from chimera.runtime.runnable import channels_of, check_cut, check_shares, check_updates, prepare_recompute, runnable
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage

@@ -306,6 +306,11 @@ class TrainConfig:
         return round(self.parallel.bucket_mib * 2**20)
 
     @property
+    def loss_scale_if_any(self) -> LossScaleOptions | None:
+        """The options of the loss scale; None where the number format needs none."""
+        return self.loss_scale if self.train.dtype == "fp16" else None
+
+    @property
     def world_size(self) -> int:
         """Ranks of the run, t · d · p."""
         return self.grid.size

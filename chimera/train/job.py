@@ -27,6 +27,7 @@ _STALL_STEPS: Final = 5.0
 """At one place for longer than the former, and than so many steps take, a rank stands still."""
 _AT_THE_END: Final = "waiting for reductions"
 _GONE: Final = frozenset({"silent", "dead"})
+_ALIVE: Final = frozenset({"running", "waiting", "stalled"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +160,15 @@ def _judged(record: RunRecord, ranks: Sequence[RankView]) -> tuple[JobState, str
         return "finished", None
     if end is not None:
         return ("interrupted", None) if end == "interrupted" else ("failed", end.removeprefix("failed: "))
+    heard = [each for each in ranks if each.status is not None]
     gone = [each for each in ranks if each.state in _GONE]
-    if gone and len(gone) == sum(each.status is not None for each in ranks):
-        return "dead", f"no rank has said anything for {min(each.silent_s for each in gone):.0f} s"
-    failed = next((each for each in ranks if each.state == "failed"), None)
+    failed = next((f"rank {each.rank} {each.note}" for each in ranks if each.state == "failed"), None)
+    if heard and all(each.state == "finished" for each in heard):
+        return "finished", None
+    if heard and not any(each.state in _ALIVE for each in heard):
+        return "dead", failed or f"no rank has said anything for {min(each.silent_s for each in gone):.0f} s"
     if failed is not None:
-        return "failing", f"rank {failed.rank} {failed.note}"
+        return "failing", failed
     if gone:
         return "failing", f"{_named(gone)}: no word for {min(each.silent_s for each in gone):.0f} s"
     stalled = [each for each in ranks if each.state == "stalled"]
@@ -172,8 +176,7 @@ def _judged(record: RunRecord, ranks: Sequence[RankView]) -> tuple[JobState, str
         # Those that wait are held up by one that does not.
         causes = [each for each in stalled if not each.waits_for] or stalled
         return "stalled", f"{_named(causes)} at one place for {max(_place_s(each) for each in causes):.0f} s"
-    known = any(each.status is not None for each in ranks)
-    return ("running", None) if known else ("starting", None)
+    return ("running" if heard else "starting"), None
 
 
 def _place_s(view: RankView) -> float:

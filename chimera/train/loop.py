@@ -132,8 +132,7 @@ class TrainingRun:
             timeout_s=config.runtime.timeout_s,
         )
         self._loss = CountingLoss(family_of(config.model).loss(Vocabulary(config.model.vocab_size, parallel)))
-        scale = config.loss_scale if config.train.dtype == "fp16" else None
-        self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, scale)
+        self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, config.loss_scale_if_any)
         if config.train.compile:
             require_compiler(device)
         with torch.device("meta"):

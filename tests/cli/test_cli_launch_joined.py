@@ -1,4 +1,4 @@
-"""``chimera train`` as a rank of a job of torchrun, or of a script on two hosts: losses, restarts, sockets."""
+"""Runs of torchrun, of a script on two hosts and of ``chimera launch local``: losses, restarts, sockets."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import two_hosts
 from promises import END_AFTER_DEATH_S
-from small_runs import children, living, small_overrides
+from small_runs import children, living, ranks_below, small_overrides
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
 CHIMERA = [sys.executable, "-m", "chimera"]
@@ -68,6 +68,16 @@ def await_checkpoint(folder, out, process):
         time.sleep(0.01)
 
 
+def await_row(folder, out, process):
+    """Wait until a run has written the metrics of a step."""
+    path = folder / out / "metrics.jsonl"
+    deadline = time.monotonic() + BEGIN_S
+    while not (path.exists() and path.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "the run did not begin"
+        time.sleep(0.01)
+
+
 def workers_of(agent):
     """Return the ranks that torchrun has started, in their order."""
     return sorted(living(children(agent)))
@@ -84,6 +94,19 @@ def test_a_killed_worker_of_torchrun_is_started_again(folder, unbroken):
     step = int(re.search(r"^restart 1  goes on from \S+/restarted/checkpoints/step-(\d+)$", out, flags=re.MULTILINE)[1])
     assert f"from step {step}\n" in out
     assert losses(folder, "restarted") == unbroken
+
+
+def test_a_killed_process_of_launch_local_is_started_again(folder, unbroken):
+    """Ranks of this host are started again too; what killed the first ones is said, and the losses are the same."""
+    command = [*CHIMERA, "launch", "local", *words(folder, "local")[1:], "--restarts", "1"]
+    with started(command) as parent:
+        await_checkpoint(folder, "local", parent)
+        os.kill(ranks_below(parent.pid)[1], signal.SIGKILL)
+        out, err = parent.communicate(timeout=120)
+    assert parent.returncode == 0, err
+    assert err.startswith("error: rank 1 was ended by SIGKILL")
+    assert re.search(r"^restart 1  goes on from \S+/local/checkpoints/step-\d+$", out, flags=re.MULTILINE)
+    assert losses(folder, "local") == unbroken
 
 
 @pytest.mark.long
@@ -111,6 +134,29 @@ def test_no_rank_outlives_torchruns_agent(folder):
         time.sleep(0.1)
     assert living(ranks) == []
     assert re.search(r"error: rank 0 ends because the process that started it \(number \d+\) was ended", err)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "within_s"), [(signal.SIGSTOP, 3.0), (signal.SIGKILL, 0.0)], ids=["stopped", "killed"])
+def test_the_first_rank_does_not_take_the_store_along(folder, how, within_s):
+    """When the rank that is to hold the store stalls or dies, the others still say what every rank was doing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    out = f"first-{how.name}"
+    # No save, in which ranks do not know what the others are doing.
+    more = ["--train.steps", "100000", "--train.checkpoint-interval", "100000", "--runtime.timeout-s", "3"]
+    command = [*CHIMERA, *words(folder, out, *more)]
+    environ = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with (
+        started(command, env=environ | {"RANK": "0"}) as first,
+        started(command, env=environ | {"RANK": "1"}) as second,
+    ):
+        await_row(folder, out, first)
+        first.send_signal(how)
+        _, err = second.communicate(timeout=within_s + END_AFTER_DEATH_S)
+        first.kill()
+    assert second.returncode == 1
+    assert re.search(r"what every rank was doing:(\n  rank \d: .+){2}", err), err
 
 
 def listening(process_id):

@@ -49,7 +49,7 @@ def test_one_table_shows_every_rank(tmp_path, capsys):
     make_run(tmp_path)
     assert main(["top", str(tmp_path), "--once"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{tmp_path}  running, step 4 of 10, 12,345 tokens/s, about 3.00 s left"
+    assert lines[0] == f"{tmp_path}  running, step 4 of 10, 12,345 tokens/s, about 1 min 0 s left"
     assert lines[1] == "40.0% of 1 min 40 s in steps that stand; first step after 9.00 s"
     assert lines[4].split() == "rank host state at for waits for step step s tokens/s idle GiB".split()  # noqa: SIM905
     first, second = (re.split(r" {2,}", line) for line in lines[5:7])

@@ -28,6 +28,24 @@ def test_torchruns_variables():
     assert place_from_environment(short) == Place(rank=5, size=8, local_rank=5, local_size=8, **where)
 
 
+def test_torchruns_agent():
+    """Torchrun's agent holds the store for all attempts, says which this is, and is to live as long as its ranks."""
+    agent = {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    first = place_from_environment(TORCHRUN | agent | {"RANK": "0"})
+    assert (first.holds_store, first.store_outlives, first.restarts, first.ends_with_parent) == (False, True, 2, True)
+    alone = place_from_environment(TORCHRUN | {"RANK": "0"})
+    assert (alone.holds_store, alone.store_outlives, alone.restarts, alone.ends_with_parent) == (True, False, 0, False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"LOCAL_WORLD_SIZE": "8"}, {"MASTER_ADDR": "localhost"}, {"MASTER_ADDR": "127.0.0.1"}, {"MASTER_ADDR": "::1"}],
+)
+def test_ranks_of_one_host(change):
+    """Where all ranks are on this host they need no other interface than loopback."""
+    assert not place_from_environment(TORCHRUN | change).spans_hosts
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -38,6 +56,9 @@ def test_torchruns_variables():
         ({"WORLD_SIZE": ""}, r"but not WORLD_SIZE"),
         ({"RANK": "eight"}, r"variable RANK is 'eight'; needed: a whole number"),
         ({"RANK": "8"}, r"RANK is 8 with WORLD_SIZE 8; needed: a rank in 0…7"),
+        ({"RANK": "-1"}, r"variable RANK is '-1'; needed: a whole number"),
+        ({"MASTER_PORT": "0"}, r"MASTER_PORT is 0; needed: a port in 1…65535, the same on every rank"),
+        ({"MASTER_PORT": "70000"}, r"MASTER_PORT is 70000; needed"),
         ({"LOCAL_WORLD_SIZE": "x"}, r"variable LOCAL_WORLD_SIZE is 'x'"),
     ],
 )

@@ -110,6 +110,19 @@ def test_results_come_in_rank_order(monkeypatch, tmp_path):
     assert living(result[4] for result in results) == []
 
 
+@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("1,2", 1), (None, max(1, len(os.sched_getaffinity(0)) // 2))])
+def test_threads_of_a_rank(monkeypatch, said, threads):
+    """A rank has as many threads as OMP_NUM_THREADS says now, or its share of the cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert run_local(threads_of, 2) == [threads] * 2
+
+
+def threads_of(place, tell):
+    return torch.get_num_threads()
+
+
 def test_one_rank_needs_no_group():
     """A rank on its own gets no process group."""
     assert run_local(groupless, 1) == [None]

@@ -142,6 +142,14 @@ def test_a_port_in_use_names_its_variable():
             pass
 
 
+@pytest.fixture(autouse=True)
+def no_interface_is_named(monkeypatch):
+    """Leave no trace of an interface that another test's ranks were bound to."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
 def test_an_address_of_another_host():
     """A first rank that is not where the launcher says cannot hold the store there."""
     place = Place(0, 2, 0, 1, Endpoint("203.0.113.1", 4711), holds_store=True, spans_hosts=True)

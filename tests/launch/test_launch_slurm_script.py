@@ -108,6 +108,7 @@ def test_the_shell_reads_the_words_as_they_were(fake_srun, value, words):
         ({"options": ["--qos=high"]}, r"--sbatch '--qos=high': needed: NAME or NAME=VALUE of sbatch, as in qos=high"),
         ({"options": ["comment=a b"]}, r"--sbatch 'comment=a b'"),
         ({"options": ["nodes=3"]}, r"--sbatch 'nodes=3': that one is set by other options"),
+        ({"log": Path("a%x/slurm-%j.log")}, r"would misread the path 'a%x/slurm-%j.log'; choose another --train.out"),
         ({"log": Path('a"b/slurm-%j.log')}, r"would misread the path 'a\"b/slurm-%j.log'; choose another --train.out"),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_task_of_a_step():
         spans_hosts=True,
         host="n2",
         cores=1,
-        size_option="srun --ntasks",
+        size_option="srun --ntasks={}",
         ends_with_parent=True,
     )
     first = place(TASK | {"SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_CPUS_PER_TASK": "4"})

@@ -33,7 +33,7 @@ def test_a_backward_divides_as_the_modelled_one_and_recomputes_the_measured_forw
     """I and W keep their share of B; under full recomputation the measured forward counts to I."""
     times = BlockTimes("p100/bert", 128, (1, 3), (1.0, 3.0), (2.0, 4.0))
     modelled = LayerTimes(2.0, 3.0 + 2.0, 1.0, 0.5)
-    assert times.in_place_of(modelled, microbatch=2, recomputes=1.0)[:3] == (2.0, 2.25 + 2.0, 0.75)
+    assert times.block(modelled, microbatch=2, recomputes=1.0)[:3] == (2.0, 2.25 + 2.0, 0.75)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,25 @@ def test_a_folded_step_is_the_whole_step(name):
     np.testing.assert_allclose(folded.busy, whole.busy, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["zb-h2", "zb-v", "interleaved-zb", "1f1b"])
+def test_a_heavy_rank_that_is_hidden_for_long_is_folded_rightly(name):
+    """A schedule that runs ahead hides a heavy last stage for long, which is not yet the steady state."""
+
+    def build(microbatches):
+        return build_schedule(name, ranks=4, microbatches=microbatches)
+
+    weight = np.ones(build(8).num_stages)
+    weight[-1] += 0.025 * len(weight) / 4
+    costs = StageCosts(
+        forward_s=(1.84 * weight).tolist(), backward_s=(4.27 * weight).tolist(), weight_grad_s=(1.74 * weight).tolist()
+    )
+    for microbatches in (44, 96):
+        folded = folded_step(build, microbatches, costs, ranks=4)
+        whole = simulated_step(build(microbatches), costs)
+        assert folded.makespan == pytest.approx(whole.makespan, rel=1e-3)
+        np.testing.assert_allclose(folded.busy, whole.busy, rtol=1e-3)
+
+
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("hop", [0.0, 0.05])
 def test_the_closed_form_of_1f1b_is_its_simulation(chunks, hop):

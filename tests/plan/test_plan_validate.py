@@ -6,7 +6,8 @@ import pytest
 
 from chimera.errors import FormatError, UsageError
 from chimera.plan.tables import inconsistent, measured_table
-from chimera.plan.validate import validate, validate_file
+from chimera.plan.validate import validate
+from chimera.plan.validate_steps import validate_file
 
 SHARED = Path(__file__).parents[3] / "shared" / "tables"
 MULTI_NODE = SHARED / "a100_multi_node_measured.csv"
@@ -29,10 +30,13 @@ def test_published_tables_are_met(table, mean, middle, most):
     assert (errors.mean_pct <= mean, errors.median_pct <= middle, errors.max_pct <= most) == (True, True, True)
 
 
-def test_unseen_megatron_runs_are_met():
-    """Constants fitted without Megatron's table predict it within 6 % on average."""
-    errors = validate("megatron").left_out
-    assert (errors.mean_pct <= 6.0, errors.median_pct <= 5.0, errors.max_pct <= 11.0) == (True, True, True)
+@pytest.mark.parametrize(
+    ("table", "mean", "middle", "most"), [("megatron", 6.0, 5.0, 11.0), ("korthikanti", 3.6, 3.0, 8.8)]
+)
+def test_unseen_runs_are_met(table, mean, middle, most):
+    """Constants fitted without a table predict it nearly as well."""
+    errors = validate(table).left_out
+    assert (errors.mean_pct <= mean, errors.median_pct <= middle, errors.max_pct <= most) == (True, True, True)
 
 
 def test_the_paper_s_choices_are_ours():
@@ -73,24 +77,20 @@ def test_measured_runs_on_many_nodes_are_met():
     assert result.errors.median_pct <= 4.0
     assert sum(size <= 5 for size in sizes) >= 44
     assert sum(size <= 10 for size in sizes) >= 71
-    assert result.parts["consistent"].mean_pct <= 4.5
-    eight = result.parts["consistent, t = 8"]
-    assert (eight.rows, eight.mean_pct <= 2.5, eight.max_pct <= 7.0) == (34, True, True)
-
-
-@pytest.mark.skipif(not MULTI_NODE.exists(), reason="the measured tables are not here")
-def test_the_first_choice_is_near_the_best_measured_layout():
-    """Of the runs that contradict no other, the one predicted fastest was measured within 7 % of the fastest."""
-    rows, predicted = measured_table(MULTI_NODE), validate_file(MULTI_NODE).rows
-    doubtful = inconsistent(rows)
-    for hidden in {row.shape.hidden for row in rows}:
-        own = [i for i, row in enumerate(rows) if row.shape.hidden == hidden and i not in doubtful]
-        first = min(own, key=lambda index: predicted[index].predicted)
-        assert rows[first].seconds <= 1.07 * min(rows[index].seconds for index in own)
+    consistent, eight = result.parts["consistent"], result.parts["consistent, t = 8"]
+    assert (consistent.rows, consistent.mean_pct <= 4.5, consistent.median_pct <= 3.0) == (70, True, True)
+    assert (eight.rows, eight.mean_pct <= 2.5, eight.median_pct <= 2.0, eight.max_pct <= 7.0) == (34, True, True, True)
+    # Of the consistent runs of each model the one predicted fastest was measured within 5 % of the fastest.
+    chosen = [each.slower_pct for each in result.choices if each.among == "consistent"]
+    assert (len(chosen), max(chosen) <= 5.0) == (3, True)
 
 
 @pytest.mark.skipif(not SINGLE_NODE.exists(), reason="the measured tables are not here")
 def test_measured_runs_on_one_node_are_met():
-    """720 rows of single nodes."""
-    errors = validate_file(SINGLE_NODE).errors
-    assert (errors.rows, errors.mean_pct <= 6.0, errors.median_pct <= 3.0) == (720, True, True)
+    """720 rows of single nodes, with modelled layers and with measured ones."""
+    result = validate_file(SINGLE_NODE)
+    assert (result.errors.rows, result.errors.median_pct <= 3.0) == (720, True)
+    measured = result.parts["with measured layers"]
+    assert (measured.rows, measured.mean_pct <= 1.0, measured.median_pct <= 0.5) == (720, True, True)
+    unseen = result.parts["with measured layers, runs with a pipeline"]
+    assert (unseen.rows, unseen.mean_pct <= 1.0) == (352, True)

@@ -114,10 +114,19 @@ def test_a_dead_process_is_told_from_a_silent_one(tmp_path, gone):
     assert (view.state, view.reason, view.goes_on) == ("dead", "no rank has said anything for 4 s", False)
 
 
-def test_a_failed_rank_says_why(tmp_path):
-    """A rank that ended by an error names it while the others go on."""
+def test_a_failed_rank_says_why(tmp_path, gone):
+    """A rank that ended by an error names it while the others go on, and when they are gone too."""
     view = look(tmp_path, status(0), status(1, end="failed: out of memory"), status(2))
     assert (view.state, view.reason) == ("failing", "rank 1 failed: out of memory")
+    dead = {"process_id": gone, "time_s": NOW - 4}
+    view = look(tmp_path, status(0, **dead), status(2, **dead))
+    assert (view.state, view.reason, view.goes_on) == ("dead", "rank 1 failed: out of memory", False)
+
+
+def test_ranks_that_all_finished_are_a_finished_job(tmp_path):
+    """Where the record's end is missing, as when the first rank was lost behind its last step, theirs count."""
+    view = look(tmp_path, *(status(rank, end="finished", time_s=NOW - 50) for rank in range(3)))
+    assert (view.state, view.goes_on) == ("finished", False)
 
 
 @pytest.mark.parametrize(

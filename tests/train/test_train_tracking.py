@@ -194,7 +194,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
     assert guarded.outcome.lost_rows == 1
     assert guarded.outcome.first_failure == "step 2: OSError: 10 of 175 bytes were written; the disk may be full"
     guarded.add(step(3))
-    guarded.close(record_of())
+    guarded.close(record_of(), within_s=30)
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 3]
 
 
@@ -208,18 +208,18 @@ def test_a_waiting_tracker_stops_nobody():
         driven.add(step(number))
     assert tracker.rows == []
     answer.set()
-    driven.close(record_of())
+    driven.close(record_of(), within_s=30)
     assert [row.step for row in tracker.rows] == list(range(1, 50))
     assert driven.outcome == TrackerRecord(reference="name-of-run")
 
 
 def test_a_tracker_that_never_answers_is_left_behind():
     """At the end a run waits for a tracker only so long, and says how many rows may be missing."""
-    driven = InBackground(Memory(may_wait=True, waits_for=threading.Event()), Masker(), together_s=0.01, close_s=0.2)
+    driven = InBackground(Memory(may_wait=True, waits_for=threading.Event()), Masker(), together_s=0.01)
     driven.open(record_of())
     for number in (1, 2, 3):
         driven.add(step(number))
-    driven.close(record_of())
+    driven.close(record_of(), within_s=0.2)
     assert driven.outcome.first_failure == "closing: it was not done within 0.2 s"
     assert driven.outcome.lost_rows == 3
 
@@ -229,7 +229,7 @@ def test_a_tracker_that_cannot_open_loses_all_and_keeps_the_secret():
     driven = InBackground(Memory(may_wait=True, fails_at=("open",)), Masker(), together_s=0.01)
     driven.open(record_of())
     driven.add(step(1))
-    driven.close(record_of())
+    driven.close(record_of(), within_s=30)
     assert driven.outcome == TrackerRecord(
         lost_rows=1, first_failure="opening: ConnectionError: no way to https://***@host"
     )

@@ -1,7 +1,7 @@
 """One attempt at a job on a Ray cluster: its ranks placed, started, heard and ended.
 
-A rank is lost with its process, with Ray's daemon on its node, or with the node. Ray itself takes half a minute to miss a
-daemon, and a minute to miss its own head, so both are asked here every two seconds.
+A rank is lost with its process, with Ray's daemon on its node, or with the node. Ray itself takes half a minute to miss
+a daemon, and a minute to miss its own head, so both are asked here every two seconds.
 """
 
 import socket
@@ -33,7 +33,7 @@ _END_S: Final = 10.0
 
 
 class LostError(RunError):
-    """A failure that starting again cannot mend: the cluster is gone, or a node is not as it has to be."""
+    """A failure that starting again cannot mend: no cluster, no room there, or a node that is not as it has to be."""
 
 
 class Shown(Protocol):
@@ -117,7 +117,7 @@ class Attempt:
         """Take room on the cluster, one bundle for each group of tensor-parallel ranks.
 
         Raises:
-            RunError: there is none.
+            LostError: there is none.
         """
         job = self._job
         self._needs = job.rank_needs(_nodes())
@@ -125,7 +125,7 @@ class Attempt:
         self._group = placement_group([bundle] * (job.size // job.tensor), strategy="PACK")
         try:
             if not self._group.wait(job.room_s):
-                raise RunError(_no_room(job, bundle, _nodes()))
+                raise LostError(_no_room(job, bundle, _nodes()))
             nodes = {node.name: node for node in _nodes()}
             placed = placement_group_table(self._group)["bundles_to_node_id"]
             self.seats = seat_ranks([nodes[placed[number]] for number in range(len(placed))], job.tensor)

@@ -1,8 +1,9 @@
-"""The Ray cluster that a job runs on: one that is there, or one that is started here and stays until it is told to stop.
+"""The Ray cluster that a job runs on: one that is there, or one that is started here and stays until told to stop.
 
 A cluster of ours sits on the loopback interface unless another is named, asks for a token that only its user can read,
-and has no dashboard. A record, locked for as long as the cluster lives, says which one is ours, so that stopping touches
-no other. Ray is not imported here: it reads its environment when it is, and this module says what has to stand there.
+and has no dashboard. A record, locked for as long as the cluster lives, says which one is ours, so that stopping
+touches no other. Ray is not imported here: it reads its environment when it is, and this module says what has to stand
+there.
 """
 
 import fcntl
@@ -25,19 +26,22 @@ from typing import IO, Final
 from chimera.errors import RunError, UsageError
 from chimera.launch.interfaces import LOOPBACK, find_interface, interface_towards, is_loopback
 
-__all__ = ["AUTO", "OwnCluster", "environment_for", "own_cluster", "require_answer", "start_cluster", "stop_cluster"]
+__all__ = ["OwnCluster", "environment_for", "own_cluster", "require_cluster", "start_cluster", "stop_cluster"]
 
-AUTO: Final = "auto"
-"""Ray's word for the cluster that was started last on this host."""
 _START_S: Final = 90.0
 _STOP_S: Final = 15.0
 _ANSWER_S: Final = 5.0
+_STATUS_S: Final = 25.0
 _LOOK_S: Final = 0.1
 _LONGEST_FOLDER: Final = 44
 """Characters of a path below which Ray's sockets fit into the 107 that the system allows."""
+_SESSIONS: Final = "ray"
+"""Folder of Ray's own within ours, which is closed to others: Ray opens its own to everybody."""
 _LAST_LINES: Final = 12
 _ELSEWHERE: Final = "192.0.2.1"
 """An address that is no host's (RFC 5737), to ask which interface leads out; nothing is sent there."""
+_RAY: Final = (sys.executable, "-m", "ray.scripts.scripts")
+"""Ray's command line, of the same environment as this."""
 _ON_LOOPBACK: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Unless this is 0, Ray takes 127.0.0.1 to mean the machine's address, and listens on all interfaces."""
 
@@ -98,6 +102,8 @@ def start_cluster(interface: str | None, *, cpus: float | None = None) -> OwnClu
         try:
             cluster = OwnCluster(address=_await_address(process, folder), folder=folder, process=process.pid)
             _write(record, cluster)
+            # It outlives this process, and nobody waits for it.
+            process.returncode = 0
         except BaseException:
             _end(process)
             shutil.rmtree(folder, ignore_errors=True)
@@ -132,24 +138,44 @@ def environment_for(address: str, own: OwnCluster | None) -> Mapping[str, str]:
     """Return the variables that have to be set before Ray is imported to connect to ``address``."""
     if own is not None:
         return _own_environment(own.host, own.token)
-    return {_ON_LOOPBACK: "0"} if address != AUTO and _only_on_loopback(address) else {}
+    return {_ON_LOOPBACK: "0"} if _only_on_loopback(address) else {}
 
 
-def require_answer(address: str) -> None:
-    """See that something listens at ``address``, for Ray itself tries for a long time.
+def require_cluster(address: str) -> None:
+    """See that a head of a cluster answers at ``address`` and takes our token; joining it would try for minutes.
 
     Raises:
         UsageError: it is not written host:port.
-        RunError: nobody answers there.
+        RunError: none does, and why.
     """
     host, port = _parts(address)
     try:
         socket.create_connection((host, port), _ANSWER_S).close()
     except OSError as error:
         raise RunError(
-            f"no Ray cluster answers at {address}: {error.strerror or error}; see with 'ray status' whether it runs, or "
-            "leave --address out to have one started on this host"
+            f"no Ray cluster answers at {address}: {error.strerror or error}; see with 'ray status' whether it runs, "
+            "or leave --address out to have one started on this host"
         ) from error
+    try:
+        done = subprocess.run(
+            [*_RAY, "status", "--address", address],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | environment_for(address, None),
+            timeout=_STATUS_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(
+            f"what listens at {address} does not answer as the head of a Ray cluster does within {_STATUS_S:g} s; see "
+            "which port its 'ray start' has printed"
+        ) from None
+    if done.returncode:
+        # After a traceback comes the exception, its class with its modules before it.
+        reason = (done.stdout.strip().splitlines() or ["no reason given"])[-1].rpartition("Error: ")[2]
+        raise RunError(f"the Ray cluster at {address} does not take us: {reason}")
 
 
 def _parts(address: str) -> tuple[str, int]:
@@ -175,7 +201,7 @@ def _only_on_loopback(address: str) -> bool:
         return probe.connect_ex((outer, port)) != 0
 
 
-def _own_environment(host: str, token: Path) -> Mapping[str, str]:
+def _own_environment(host: str, token: Path) -> dict[str, str]:
     on_loopback = {_ON_LOOPBACK: "0"} if is_loopback(host) else {}
     # An empty token in the environment has no say over the one in the file.
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_TOKEN": "", **on_loopback}
@@ -239,11 +265,12 @@ def _await_record(record: IO[str]) -> OwnCluster:
 
 def _new_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="chimera-ray-"))
-    if len(str(folder)) > _LONGEST_FOLDER:
+    excess = len(str(folder / _SESSIONS)) - _LONGEST_FOLDER
+    if excess > 0:
         folder.rmdir()
         raise UsageError(
-            f"{folder.parent} is too long a path for the sockets of Ray; set TMPDIR to a folder of fewer than "
-            f"{_LONGEST_FOLDER - len(folder.name)} characters"
+            f"{folder.parent} is too long a path for the sockets of Ray; set TMPDIR to a folder whose path is shorter "
+            f"by {excess} characters"
         )
     descriptor = os.open(folder / "token", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -253,7 +280,8 @@ def _new_folder() -> Path:
 
 def _start(address: str, folder: Path, cpus: float | None, record: IO[str]) -> subprocess.Popen[bytes]:
     """Start the process that holds the cluster: all of Ray's daemons end with it."""
-    words = ["start", "--head", "--block", "--node-ip-address", address, "--port", "0", "--temp-dir", str(folder)]
+    words = ["start", "--head", "--block", "--node-ip-address", address, "--port", "0"]
+    words += ["--temp-dir", str(folder / _SESSIONS)]
     words += ["--include-dashboard", "false", "--disable-usage-stats", "--no-monitor"]
     # These have fixed numbers otherwise, and a host may hold the clusters of several users.
     words += ["--ray-client-server-port", str(_free_port(address)), "--dashboard-agent-listen-port", "0"]
@@ -262,7 +290,7 @@ def _start(address: str, folder: Path, cpus: float | None, record: IO[str]) -> s
     environ |= _own_environment(address, folder / "token")
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", *words],
+            [*_RAY, *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -275,7 +303,7 @@ def _start(address: str, folder: Path, cpus: float | None, record: IO[str]) -> s
 
 
 def _await_address(process: subprocess.Popen[bytes], folder: Path) -> str:
-    written = folder / "ray_current_cluster"
+    written = folder / _SESSIONS / "ray_current_cluster"
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if written.exists() and (address := written.read_text(encoding="ascii").strip()):

@@ -4,10 +4,12 @@ This process is Ray's driver. It holds the job's store, as the parent of local r
 rank does is a function that is given, and where a restarted one goes on is that function's business.
 """
 
+import io
 import itertools
 import logging
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,13 +29,19 @@ from chimera.launch.verdict import Main
 
 __all__ = ["attached", "run_ray"]
 
+_COLOUR: Final = re.compile(r"\x1b\[[\d;]*m")
 _LEFT_OUT: Final = ("**/.git", "**/runs", "**/.venv", "**/venv", "**/__pycache__", "**/.mypy_cache", "**/.ruff_cache")
 """What is never copied to nodes: history, results and caches."""
 
 
 @contextmanager
-def attached(address: str, *, working_dir: Path | None) -> Iterator[None]:
+def attached(address: str, *, working_dir: Path | None, notes: Path) -> Iterator[None]:
     """Be a driver of the cluster at ``address``, with our code, and ``working_dir`` if given, shipped to its nodes.
+
+    Args:
+        address: of its head, as host:port.
+        working_dir: a folder to copy.
+        notes: file that gets what Ray prints meanwhile: the last lines of a lost daemon's log, for example.
 
     Raises:
         RunError: the cluster cannot be joined from here, for the reason that Ray gives.
@@ -44,19 +52,36 @@ def attached(address: str, *, working_dir: Path | None) -> Iterator[None]:
     try:
         ray.init(address=address, runtime_env=environment, logging_level=logging.ERROR, log_to_driver=False)
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise RunError(f"the Ray cluster at {address} cannot be joined from this host: {error}") from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
+        raise RunError(
+            f"the Ray cluster at {address} cannot be joined: {error}. This host has to be one of its nodes, with Ray "
+            f"{ray.__version__} as on the others; if it asks for a token, set RAY_AUTH_MODE to token and "
+            "RAY_AUTH_TOKEN_PATH to the file that has it"
+        ) from error
+    # Ray prints notes of its daemons to whatever is stdout, to its last moment, and has no option against it.
+    with redirect_stdout(_Notes(notes)):
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+class _Notes(io.TextIOBase):
+    """A file that is there once something has been written to it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, text: str) -> int:
+        with self._path.open("a", encoding="utf-8") as file:
+            return file.write(_COLOUR.sub("", text))
 
 
 def run_ray(main: Main, job: RayJob, shown: Shown) -> list[Any]:
-    """Run ``main(place, tell)`` on ``job.size`` ranks of the attached cluster; return what each returned, in rank order.
+    """Run ``main(place, tell)`` on the ranks of ``job`` and return what each returned, in rank order.
 
     Args:
         main: a picklable function, of a module that nodes can import.
-        job: what it needs.
+        job: how many there are, and what they need of the attached cluster.
         shown: told of everything that happens.
 
     Raises:
@@ -65,6 +90,7 @@ def run_ray(main: Main, job: RayJob, shown: Shown) -> list[Any]:
     here = get_node_ip_address()
     address = here if job.interface is None else find_interface(job.interface).address
     prepared: set[str] = set()
+    causes: list[str] = []
     with hold_store(address, job.port) as store:
         for restarts in itertools.count():
             try:
@@ -75,7 +101,8 @@ def run_ray(main: Main, job: RayJob, shown: Shown) -> list[Any]:
                     return attempt.watch()
             except Exception as error:
                 if restarts == job.max_restarts or not _may_pass(error):
-                    raise _after(error, restarts) from error
+                    raise _after(error, causes) from error
+                causes.append(str(error).partition("\n")[0])
                 shown.restart(error, restarts + 1)
     raise AssertionError("the loop is endless")
 
@@ -87,11 +114,11 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, RuntimeError | OSError)
 
 
-def _after(error: Exception, restarts: int) -> Exception:
-    """Say in a failure that it was not the first."""
-    if restarts and isinstance(error, RunError):
-        times = "once" if restarts == 1 else f"{restarts} times"
-        return type(error)(f"{error}\nall ranks had been started again {times} before that")
+def _after(error: Exception, causes: Sequence[str]) -> Exception:
+    """Say in a failure what failed before it."""
+    if causes and isinstance(error, RunError):
+        earlier = [f"  {number}. {cause}" for number, cause in enumerate(causes, 1)]
+        return type(error)("\n".join([str(error), "all ranks had been started again, after", *earlier]))
     return error
 
 

@@ -1,7 +1,7 @@
 """Which rank sits where on a Ray cluster: whole tensor-parallel groups on one node, ranks in the order of addresses.
 
-Ray decides which bundle of a placement group goes to which node; given that, the rest is arithmetic, and it stands here.
-Nothing in this module knows Ray.
+Ray decides which bundle of a placement group goes to which node. Given that, the rest is arithmetic, and stands here;
+nothing in this module knows Ray.
 """
 
 import ipaddress
@@ -73,7 +73,7 @@ def seat_ranks(bundles: Sequence[Node], tensor: int) -> list[Seat]:
     for node in bundles:
         per_host[node.address] = per_host.get(node.address, 0) + tensor
     seated: dict[str, int] = {}
-    seats = []
+    seats: list[Seat] = []
     for bundle in order:
         node = bundles[bundle]
         for _ in range(tensor):

@@ -6,7 +6,6 @@ from functools import cached_property
 import numpy as np
 
 from chimera.plan.activations import FULL, RECOMPUTE_CODES, block_activation_bytes, head_activation_bytes
-from chimera.plan.block_times import BlockTimes
 from chimera.plan.closed import ModelTimes, message_bytes, model_times
 from chimera.plan.dims import Dims, dims_of
 from chimera.plan.estimate import Estimate
@@ -15,6 +14,7 @@ from chimera.plan.hardware import DTYPE_BYTES, Cluster
 from chimera.plan.kernels import Rates, rates_of
 from chimera.plan.layers import LayerTimes, Sharing
 from chimera.plan.layout import Layout
+from chimera.plan.measured import MeasuredTimes
 from chimera.plan.memory import CONTEXT_BYTES, FRAGMENTATION, optimizer_bytes
 from chimera.plan.parameters import block_parameters, embedding_parameters, head_parameters
 from chimera.plan.search.pricing import Choices, Floats, Prices
@@ -33,13 +33,13 @@ class ModelPricing:
         shape: the model.
         cluster: where it runs.
         software: the code base.
-        measured: times of its blocks in place of modelled ones; for t = 1 and the sizes that were measured.
+        measured: times of its layers in place of modelled ones; for the choices that were measured.
     """
 
     shape: ModelShape
     cluster: Cluster
     software: Software
-    measured: BlockTimes | None = None
+    measured: MeasuredTimes | None = None
     _known: dict[Layout, Estimate] = field(default_factory=dict, repr=False, compare=False)
 
     def estimate(self, layout: Layout) -> Estimate:
@@ -50,13 +50,13 @@ class ModelPricing:
                 layout,
                 self.cluster,
                 self.software,
-                block_times=self._measured_blocks(layout),
+                layer_times=self._measured_layers(layout),
                 compiled=True,
             )
         return self._known[layout]
 
-    def _measured_blocks(self, layout: Layout) -> list[LayerTimes] | None:
-        """Return the measured times of a layout's blocks, None where the model has to do."""
+    def _measured_layers(self, layout: Layout) -> ModelTimes | None:
+        """Return the measured times of a layout's layers, None where the model has to do."""
         if self.measured is None:
             return None
         one = np.ones((1,), np.int64)
@@ -70,8 +70,12 @@ class ModelPricing:
             sequence_parallel=one > 1,
             sharded=one > 1,
         )
-        block = _Work(self.shape, self.cluster, self.software, choices, self.measured).times.blocks[0]
-        return [LayerTimes(*(float(np.asarray(part)[0]) for part in block))]
+        times = _Work(self.shape, self.cluster, self.software, choices, self.measured).times
+
+        def single(layer: LayerTimes) -> LayerTimes:
+            return LayerTimes(*(float(np.asarray(part).ravel()[0]) for part in layer))
+
+        return ModelTimes(tuple(map(single, times.blocks)), single(times.embedding), single(times.head))
 
     def prices(self, choices: Choices) -> Prices:
         """Return the prices of choices; of unlike blocks (T5) those of the mean block."""
@@ -111,7 +115,7 @@ class _Work:
     cluster: Cluster
     software: Software
     choices: Choices
-    measured: BlockTimes | None
+    measured: MeasuredTimes | None
 
     @cached_property
     def stacks(self) -> tuple[Dims, ...]:
@@ -163,8 +167,7 @@ class _Work:
         if self.measured is None:
             return modelled
         recomputes = (self.choices.recompute == FULL).astype(np.float64)
-        block = self.measured.in_place_of(modelled.blocks[0], microbatch=self.microbatch, recomputes=recomputes)
-        return modelled._replace(blocks=(block,))
+        return self.measured.in_place_of(modelled, microbatch=self.microbatch, recomputes=recomputes)
 
     @cached_property
     def hop_s(self) -> Floats:

@@ -6,7 +6,7 @@ A process of its own, which may start the ranks: it knows this before torch is l
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 __all__ = ["Command"]
@@ -28,6 +28,10 @@ class Command:
     def here(cls) -> "Command":
         """Return that of this process, whose start the system tells on Linux; elsewhere it is now."""
         return cls(tuple(sys.argv), time.time() - _age_s())
+
+    def again(self) -> "Command":
+        """Return the same words, given now: a restart has a beginning of its own."""
+        return replace(self, started_s=time.time())
 
 
 def _age_s() -> float:

@@ -19,8 +19,6 @@ __all__ = ["Guarded", "InBackground"]
 _TOGETHER_S: Final = 5.0
 """How long rows are collected before they are handed over: a request costs the same for one as for many."""
 _MOST_WAITING: Final = 10_000
-_CLOSE_S: Final = 30.0
-"""How long the end of a run waits for what is still under way."""
 
 
 class Guarded:
@@ -58,8 +56,8 @@ class Guarded:
         """Hand a row over, or count it as lost."""
         self._hand_over([row])
 
-    def close(self, record: RunRecord) -> None:
-        """Close it."""
+    def close(self, record: RunRecord, *, within_s: float) -> None:  # noqa: ARG002 - for those that may wait
+        """Close it, and wait so long for what is under way."""
         self._tried("closing", lambda: self._tracker.close(record))
 
     def _hand_over(self, rows: Sequence[Row]) -> None:
@@ -87,12 +85,9 @@ class Guarded:
 class InBackground(Guarded):
     """Drives a tracker in a thread of its own, which nothing waits for before the end of the run."""
 
-    def __init__(
-        self, tracker: Tracker, masker: Masker, *, together_s: float = _TOGETHER_S, close_s: float = _CLOSE_S
-    ) -> None:
+    def __init__(self, tracker: Tracker, masker: Masker, *, together_s: float = _TOGETHER_S) -> None:
         super().__init__(tracker, masker)
         self._together_s = together_s
-        self._close_s = close_s
         # Of rows, and at the end the record to close with.
         self._waiting: queue.Queue[Row | RunRecord] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
@@ -114,16 +109,17 @@ class InBackground(Guarded):
             self._fail(f"step {row.step}", f"{_MOST_WAITING} rows were waiting already, so no more were taken")
             self._lose(1)
 
-    def close(self, record: RunRecord) -> None:
-        """Wait, not for ever, until all is handed over and closed."""
+    def close(self, record: RunRecord, *, within_s: float) -> None:
+        """Wait, so long, until all is handed over and closed."""
         assert self._thread is not None, "opened before"
+        until = time.monotonic() + within_s
         try:
-            self._waiting.put(record, timeout=self._close_s)
-            self._thread.join(self._close_s)
+            self._waiting.put(record, timeout=within_s)
+            self._thread.join(max(0.0, until - time.monotonic()))
         except queue.Full:
-            pass
+            pass  # its thread is alive, and said to be below
         if self._thread.is_alive():
-            self._fail("closing", f"it was not done within {self._close_s:g} s")
+            self._fail("closing", f"it was not done within {within_s:g} s")
             self._lose(self._given - self._done)
 
     def _run(self, record: RunRecord) -> None:
@@ -137,7 +133,7 @@ class InBackground(Guarded):
                 self._lose(len(rows))
             self._done += len(rows)
         if opened:
-            super().close(last)
+            self._tried("closing", lambda: self._tracker.close(last))
 
     def _open(self, record: RunRecord) -> None:
         reference = self._tracker.open(record)

@@ -163,6 +163,12 @@ class RunRecord:
         busy = self.last.steps_s + self.last.data_wait_s
         return self.last.tokens / busy if busy else None
 
+    @property
+    def mean_step_s(self) -> float | None:
+        """Mean seconds of the present start's steps, waiting for data included; None before the first."""
+        steps = self.last.step - self.last.from_step
+        return (self.last.steps_s + self.last.data_wait_s) / steps if steps else None
+
     def total(self, name: str) -> float:
         """Return the sum of a quantity over all starts."""
         return float(sum(getattr(start, name) for start in self.starts))
@@ -211,15 +217,17 @@ def read_record(folder: Path) -> RunRecord | None:
     return record
 
 
-def end_record(folder: Path, error: BaseException, *, started_s: float) -> None:
-    """Write how the start of that time ended: whoever started its ranks knows the cause, they what followed from it.
+def end_record(folder: Path, error: BaseException, *, since_s: float) -> None:
+    """Write how the last start ended, if it is one since ``since_s``, by the word of whoever started its ranks.
+
+    That is the cause; what its ranks have written may be what followed from it.
 
     Raises:
         FormatError: the file is no record.
         OSError: the system cannot.
     """
     record = read_record(folder)
-    if record is not None and record.last.end != "finished" and record.last.started_s == started_s:
+    if record is not None and record.last.end != "finished" and record.last.started_s >= since_s:
         last = replace(record.last, end=end_of(error, Masker.of_environment(os.environ)))
         write_record(replace(record, starts=(*record.starts[:-1], last)), folder)
 

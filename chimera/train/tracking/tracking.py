@@ -7,6 +7,7 @@ the run: it is reported once, and named in the record.
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from chimera.train.config import TrainConfig
 from chimera.train.events import Event, TrackerFailed
@@ -19,6 +20,11 @@ from chimera.train.tracking.record import RECORD, Origin, RunRecord, end_of
 from chimera.train.tracking.tracker import Row, Tracker
 
 __all__ = ["Tracking"]
+
+_CLOSE_S: Final = 30.0
+"""How long the end of a run waits for what is still under way."""
+_CLOSE_AFTER_FAILURE_S: Final = 2.0
+"""And that of a failed one, whose last words are waited for."""
 
 
 class Tracking:
@@ -91,7 +97,7 @@ class Tracking:
         self._ledger.ended(end_of(error, self._masker))
         self._note()
         for guarded in self._guarded:
-            guarded.close(self._ledger.record)
+            guarded.close(self._ledger.record, within_s=_CLOSE_S if error is None else _CLOSE_AFTER_FAILURE_S)
         self._write(now=True)
 
     def _write(self, *, now: bool = False) -> None:
