@@ -3,7 +3,6 @@
 Everything said here is worked out elsewhere (``simulate.utilisation``, ``timeline.kinds``); this module only shows it.
 """
 
-import csv
 import io
 import json
 import statistics
@@ -34,7 +33,6 @@ _FILES: Final = (
     "predicted.json",
     "schedule.json",
     "costs.json",
-    "block-times.csv",
     "profile.",
     "torch_profiler_rank",
     "memory_rank",
@@ -92,22 +90,10 @@ def write_profile(found: ProfileResult) -> None:
     write_timeline(found.predicted, out / "predicted.json")
     write_schedule(found.schedule, out / "schedule.json")
     write_costs(found.costs, out / "costs.json")
-    if found.block is not None:
-        _write_block(found, out / "block-times.csv")
     with replacing(out / "profile.txt") as temporary:
         temporary.write_text(_text(found), encoding="utf-8")
     with replacing(out / "profile.json") as temporary:
         temporary.write_text(json.dumps(profile_as_dict(found), indent=1) + "\n", encoding="utf-8")
-
-
-def _write_block(found: ProfileResult, path: Path) -> None:
-    assert found.block is not None, "asked for where there is one"
-    block = found.block
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["gpu", "model", "seq", "micro_batch", "forward_ms", "backward_ms"])
-        times = (f"{seconds * 1e3:.6g}" for seconds in (block.forward_s, block.backward_s))
-        writer.writerow([block.device, block.model, block.seq, block.microbatch, *times])
 
 
 def _text(found: ProfileResult) -> str:

@@ -15,7 +15,7 @@ from chimera.train.config import TrainConfig
 from chimera.train.layout import layout_of
 from chimera.train.link_times import ChannelTime
 
-__all__ = ["BlockProfile", "ProfileResult", "Recording", "profile_folder"]
+__all__ = ["ProfileResult", "Recording", "profile_folder"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +29,6 @@ class Recording:
 
     events: int
     event_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockProfile:
-    """One block of the model, as the planner takes measured ones.
-
-    Attributes:
-        device, model: names.
-        seq: tokens of a sequence.
-        microbatch: samples.
-        forward_s, backward_s: of one block.
-    """
-
-    device: str
-    model: str
-    seq: int
-    microbatch: int
-    forward_s: float
-    backward_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +50,6 @@ class ProfileResult:
         channels: what messages take between ranks, each pair on its own.
         ablated: the steps of each kind of volume left out.
         recording: what recording cost.
-        block: of the model, where a block can be told from a stage.
     """
 
     name: str
@@ -86,7 +66,6 @@ class ProfileResult:
     channels: tuple[ChannelTime, ...]
     ablated: Mapping[Ablation, tuple[float, ...]]
     recording: Recording
-    block: BlockProfile | None
 
     @property
     def median_step(self) -> int:

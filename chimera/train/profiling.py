@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import torch
@@ -27,12 +26,12 @@ from chimera.tensor.parallel import TensorParallel
 from chimera.timeline.costs import stage_costs
 from chimera.train.config import TrainConfig
 from chimera.train.events import Event, Report
-from chimera.train.families import family_of, layers_of
+from chimera.train.families import layers_of
 from chimera.train.layout import Layout, layout_of
 from chimera.train.link_times import ChannelTime, time_channels, time_reductions
 from chimera.train.memory import bytes_per_rank
 from chimera.train.observers import KeptBytes, named_ranges, ranged
-from chimera.train.profile_result import BlockProfile, ProfileResult, Recording, profile_folder
+from chimera.train.profile_result import ProfileResult, Recording, profile_folder
 from chimera.train.stepping import Steps, TrainingSteps, VirtualSteps
 from chimera.train.tools import require_tools, snapshot_memory, trace_with_torch
 
@@ -96,7 +95,6 @@ def profile(
         channels=found.channels,
         ablated={ablate: making.timed(ablate) for ablate in _LEFT_OUT[options.ablate]},
         recording=found.recording,
-        block=None if options.virtual else _block(config, layout, measured, device),
     )
 
 
@@ -348,33 +346,6 @@ def _with_memory(timeline: Timeline, config: TrainConfig, layout: Layout, costs:
     resident = [kept.total for kept in bytes_per_rank(config, layout, layers)]
     return replace(
         timeline, activation_bytes=resolved.activation_bytes, resident_bytes=torch.tensor(resident).double().numpy()
-    )
-
-
-def _block(config: TrainConfig, layout: Layout, costs: StageCosts, device: torch.device) -> BlockProfile | None:
-    """Return a block's part of the stage that is most of blocks, by the operations of its layers.
-
-    None for what the planner has no measured times of: layers that are shared or run again, blocks of two kinds.
-    """
-    if config.parallel.tensor > 1 or config.schedule.recompute != "none":
-        return None
-    per_layer = family_of(config.model).costs(config.model, config.data)
-    if len(per_layer) != config.model.num_layers + 2:
-        return None
-    block = per_layer[1]
-    stages = range(layout.schedule.num_stages)
-    whole = [sum(c for c, at in zip(per_layer, layout.layer_to_stage, strict=True) if at == s) for s in stages]
-    blocks = [sum(at == s for at in layout.layer_to_stage[1:-1]) for s in stages]
-    best = max(stages, key=lambda s: blocks[s] * block / whole[s])
-    if not blocks[best]:
-        return None
-    return BlockProfile(
-        device=_title(config, device),
-        model=Path(config.train.out).name,
-        seq=config.data.sequence_length,
-        microbatch=config.train.microbatch_size,
-        forward_s=costs.forward_s[best] * block / whole[best],
-        backward_s=costs.backward_s[best] * block / whole[best],
     )
 
 

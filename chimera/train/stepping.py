@@ -119,6 +119,8 @@ class VirtualSteps:
         shard_optimizer: bool,
         timeout_s: float,
     ) -> None:
+        # Waits need no threads, and those of ranks that share cores would get into each other's way.
+        torch.set_num_threads(1)
         schedule = layout.schedule
         checked = not ABLATIONS[ablate][0]
         layers = virtual_layers(

@@ -1,6 +1,5 @@
 """``chimera profile``: what it writes and says, that other commands read it, and that it leaves a run alone."""
 
-import csv
 import json
 import os
 import statistics
@@ -10,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import two_hosts
-from small_runs import small_overrides
+from small_runs import small_config, small_overrides
 
 from chimera.cli.main import main
 from chimera.ir.action import Kind
 from chimera.ir.costs_file import read_costs
 from chimera.ir.timeline import Lane
 from chimera.timeline import read_timeline
+from chimera.train.config_file import to_toml
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
 NAME = "run_chimera_2stages_2cpus_microbs2_acc1"
@@ -39,7 +39,7 @@ def test_a_profile_has_figures_a_trace_and_tables(made):
     out = folder / "profiles" / NAME
     names = {path.name for path in out.iterdir()}
     figures = {"timeline.pdf", "timeline.png", "trace.json", "timeline.json", "predicted.json"}
-    tables = {"profile.txt", "profile.json", "costs.json", "schedule.json", "block-times.csv"}
+    tables = {"profile.txt", "profile.json", "costs.json", "schedule.json"}
     assert names == figures | tables | {f"torch_profiler_rank{rank}.json" for rank in range(2)}
     assert json.loads((out / "profile.json").read_text()) == said
     assert not (folder / "run").exists()
@@ -95,7 +95,7 @@ def test_recording_costs_less_than_a_hundredth_of_a_step(made):
 
 
 def test_the_simulator_and_the_planner_read_its_costs(made, capsys):
-    """The costs file predicts the step that the profile did; the block's times take the place of modelled ones."""
+    """The costs file predicts the step that the profile did; a plan takes its times in place of modelled ones."""
     folder, said = made
     out = folder / "profiles" / NAME
     assert main(["simulate", str(out / "schedule.json"), "--costs", str(out / "costs.json"), "--json"]) == 0
@@ -103,21 +103,9 @@ def test_the_simulator_and_the_planner_read_its_costs(made, capsys):
     costs = read_costs(out / "costs.json")
     assert min(costs.activation_bytes) > 0
     assert costs.message_bytes == [2 * 16 * 16 * 4]
-    (row,) = csv.DictReader((out / "block-times.csv").read_text().splitlines())
-    assert (row["micro_batch"], row["seq"]) == ("2", "16")
-    config = folder / "config.json"
-    sizes = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": 100}
-    config.write_text(json.dumps({"model_type": "gpt2", **sizes}))
-    words = [
-        "--gpus",
-        "2",
-        "--global-batch",
-        "8",
-        "--no-refine",
-        "--json",
-        "--block-times",
-        str(out / "block-times.csv"),
-    ]
+    config = folder / "run.toml"
+    config.write_text(to_toml(small_config(folder)))
+    words = ["--gpus", "2", "--no-refine", "--json", "--costs", str(out / "costs.json")]
     assert main(["plan", str(config), *words]) == 0
     assert {plan["layout"]["microbatch"] for plan in json.loads(capsys.readouterr().out)["plans"]} == {2}
 
