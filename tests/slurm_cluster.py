@@ -6,6 +6,7 @@ needs root and the packages slurm-wlm and munge; who asks for it without them is
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -72,6 +73,7 @@ def running_cluster(folder):
         ["slurmd", "-D", "-f", str(conf), "-N", "n2"],
     ]
     with ExitStack() as stack:
+        stack.callback(_end_steps, conf)
         for number, (program, *options) in enumerate(daemons):
             log = stack.enter_context((folder / "log" / f"{number}-{program}.log").open("w"))
             process = subprocess.Popen([_program(program), *options], stdout=log, stderr=log)
@@ -100,6 +102,14 @@ def tasks_of(job):
 def parent_of(number):
     """Return the process that started this one."""
     return int(Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def _end_steps(conf):
+    """End the daemons of steps that wait for a program which a test has killed."""
+    numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    for number in numbers:
+        if _runs(number, "slurmstepd") and _environ(number).get("SLURM_CONF") == str(conf):
+            os.kill(number, signal.SIGKILL)
 
 
 def _runs(number, program):
