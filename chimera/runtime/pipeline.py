@@ -86,7 +86,6 @@ class Pipeline:
     Attributes:
         schedule: the lowered schedule that runs.
         step_number: steps done; part of every random key.
-        observer: gives the context that each instruction is run in, where one is set.
 
     Raises:
         ScheduleError: the schedule is not complete, ordered and free of deadlock.
