@@ -73,7 +73,7 @@ def seat_ranks(bundles: Sequence[Node], tensor: int) -> list[Seat]:
     for node in bundles:
         per_host[node.address] = per_host.get(node.address, 0) + tensor
     seated: dict[str, int] = {}
-    seats = []
+    seats: list[Seat] = []
     for bundle in order:
         node = bundles[bundle]
         for _ in range(tensor):
