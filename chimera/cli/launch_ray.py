@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from rich.console import Console
-from tyro.conf import Positional, UseAppendAction, arg
+from tyro.conf import Positional, arg
 
 from chimera.cli.options import Flag
 from chimera.cli.terminal import console
@@ -37,7 +37,6 @@ from chimera.train.layout import layout_of
 
 __all__ = ["launch_ray"]
 
-_Words = Annotated[tuple[str, ...], UseAppendAction]
 _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -48,10 +47,10 @@ def launch_ray(
     workers: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None,
     address: Annotated[str | None, arg(metavar="HOST:PORT", help_behavior_hint="")] = None,
     cpus_per_rank: Annotated[float, arg(metavar="X")] = 1.0,
-    before: Annotated[_Words, arg(metavar="CMD", help_behavior_hint="")] = (),
-    env: Annotated[_Words, arg(metavar="NAME[=VALUE]", help_behavior_hint="")] = (),
+    before: Annotated[tuple[str, ...], arg(metavar="COMMAND...", help_behavior_hint="")] = (),
+    env: Annotated[tuple[str, ...], arg(metavar="NAME[=VALUE]...", help_behavior_hint="")] = (),
     working_dir: Annotated[Path | None, arg(metavar="FOLDER", help_behavior_hint="")] = None,
-    max_restarts: Annotated[int, arg(metavar="K")] = 3,
+    restarts: Annotated[int, arg(metavar="N")] = 3,
     wait_s: Annotated[float, arg(metavar="S")] = 10.0,
     resume: Flag = False,
     down: Flag = False,
@@ -76,12 +75,12 @@ def launch_ray(
         workers: ranks; has to be what the configuration makes (t · d · p), and is by default
         address: head of a running cluster, of which this host is a node; RAY_ADDRESS by default
         cpus_per_rank: cores that Ray counts for each rank, and threads that it gives it; 0.5 has two ranks share one
-        before: program and arguments, run once on each node before ranks start; split as a shell would, but run by
-            none; may be repeated
-        env: variable of ranks and commands, with this host's value or the one given; may be repeated
+        before: commands, each quoted, to run once on each node before ranks start; no shell reads them, so for one
+            write "bash -c '...'"
+        env: variables of ranks and commands, with this host's value or the one given
         working_dir: folder that Ray copies to each node, without what git ignores, to work in there in place of this
             one; train.out then has to be absolute
-        max_restarts: how often ranks start again after a failure
+        restarts: how often to start the ranks again
         wait_s: seconds to wait until the cluster has room for all ranks
         resume: go on from the newest checkpoint of the run in train.out
         down: stop the cluster that was started here
@@ -107,7 +106,7 @@ def launch_ray(
         settings,
         workers=workers,
         cpus_per_rank=cpus_per_rank,
-        max_restarts=max_restarts,
+        restarts=restarts,
         wait_s=wait_s,
         working_dir=working_dir,
     )
@@ -119,7 +118,7 @@ def launch_ray(
     os.environ.update(environment_for(where, own))
     from chimera.cli.ray_training import RayOptions, run_on_ray
 
-    view = _View(out, settings, max_restarts)
+    view = _View(out, settings, restarts)
     options = RayOptions(
         address=where,
         cpus_per_rank=cpus_per_rank,
@@ -128,7 +127,7 @@ def launch_ray(
         working_dir=working_dir,
         folder=Path.cwd(),
         room_s=wait_s,
-        max_restarts=max_restarts,
+        restarts=restarts,
     )
     try:
         with view:
@@ -153,7 +152,7 @@ def _check(
     *,
     workers: int | None,
     cpus_per_rank: float,
-    max_restarts: int,
+    restarts: int,
     wait_s: float,
     working_dir: Path | None,
 ) -> None:
@@ -167,8 +166,8 @@ def _check(
         )
     if not cpus_per_rank > 0 or (cpus_per_rank > 1 and cpus_per_rank % 1):
         raise UsageError(f"--cpus-per-rank {cpus_per_rank:g}; needed: a whole number, or a part of 1")
-    if max_restarts < 0:
-        raise UsageError(f"--max-restarts {max_restarts}; needed: 0 or more")
+    if restarts < 0:
+        raise UsageError(f"--restarts {restarts}; needed: 0 or more")
     if not wait_s > 0:
         raise UsageError(f"--wait-s {wait_s:g}; needed: seconds above 0")
     if working_dir is None:
@@ -232,9 +231,9 @@ def _cluster(out: Console, config: TrainConfig, address: str | None) -> tuple[st
 class _View(TrainingView):
     """The view of a run, with what concerns its ranks on other nodes."""
 
-    def __init__(self, out: Console, config: TrainConfig, max_restarts: int) -> None:
+    def __init__(self, out: Console, config: TrainConfig, restarts: int) -> None:
         super().__init__(out, config)
-        self._max_restarts = max_restarts
+        self._restarts = restarts
 
     def message(self, rank: int, message: Any) -> None:
         """Show an event of the first rank."""
@@ -257,4 +256,4 @@ class _View(TrainingView):
 
     def restart(self, cause: BaseException, number: int) -> None:
         """Show why all ranks are started again."""
-        self.out.print(f"failed    {cause}\n          all ranks start again, {number} of {self._max_restarts} times")
+        self.out.print(f"failed    {cause}\n          all ranks start again, {number} of {self._restarts} times")

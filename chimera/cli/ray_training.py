@@ -40,7 +40,7 @@ class RayOptions:
         working_dir: a folder that Ray copies to each node; None has nodes work in ``folder``.
         folder: that the command was given in.
         room_s: how long to wait until the cluster has room.
-        max_restarts: how often to start again after a failure.
+        restarts: how often to start the ranks again.
     """
 
     address: str
@@ -50,7 +50,7 @@ class RayOptions:
     working_dir: Path | None
     folder: Path
     room_s: float
-    max_restarts: int
+    restarts: int
 
 
 def run_on_ray(
@@ -84,7 +84,7 @@ def run_on_ray(
                 environ=options.environ,
             ),
             room_s=options.room_s,
-            max_restarts=options.max_restarts,
+            max_restarts=options.restarts,
             port=config.runtime.port,
             interface=config.runtime.interface,
         )

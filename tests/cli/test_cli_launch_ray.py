@@ -120,7 +120,7 @@ def test_two_nodes_train_as_this_host_does(cluster, tmp_path):
 def test_lost_ranks_start_again_up_to_a_limit(cluster, tmp_path):
     """A killed process has all ranks go on from the checkpoint; the next loss, of a whole node, is one too many."""
     words = ["launch", "ray", CONFIG, *small_overrides(tmp_path), *LONG, "--address", cluster.address]
-    with started([*words, "--max-restarts", "1"], tmp_path, environ(cluster)) as process:
+    with started([*words, "--restarts", "1"], tmp_path, environ(cluster)) as process:
         lines_until(process, "saved ")
         [(first, _), _] = workers(cluster)
         os.kill(first, signal.SIGKILL)
@@ -204,7 +204,7 @@ def test_a_token_is_asked_for(cluster, capfd, monkeypatch):
         (["--address", "10.0.0.1"], r"--address '10.0.0.1'; needed: host:port of the cluster's head"),
         (["--address", "ray://h:1"], r"--address 'ray://h:1'; .*Ray's client is not supported, so start from a node"),
         (["--cpus-per-rank", "1.5"], r"--cpus-per-rank 1.5; needed: a whole number, or a part of 1"),
-        (["--max-restarts", "-1"], r"--max-restarts -1; needed: 0 or more"),
+        (["--restarts", "-1"], r"--restarts -1; needed: 0 or more"),
         (["--wait-s", "0"], r"--wait-s 0; needed: seconds above 0"),
         (["--before", "echo 'half"], r"--before \"echo 'half\" cannot be split into words: No closing quotation"),
         (["--before", ""], r"--before is empty; give a program and its arguments"),

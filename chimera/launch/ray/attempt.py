@@ -176,7 +176,8 @@ class Attempt:
                 restarts=restarts,
                 host=seat.node.address,
                 cores=max(1, int(needs["CPU"])),
-                size_option="--workers",
+                store_outlives=True,
+                size_option="--workers {}",
             )
             worker.start.remote(main, place)
             rank = _Rank(seat, worker, RankState(seat.rank))

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from chimera.errors import RunError
 from chimera.launch.parent import end_with_parent
 from chimera.launch.place import Place, use_cores
@@ -28,7 +26,6 @@ LINE: Final = "line"
 """Kind of a message that is a line which the rank, or a process of its own, has printed."""
 PROCESS: Final = "process"
 """Kind of the first message: the process's number, and the file on its node that has all it prints."""
-_THREADS: Final = "OMP_NUM_THREADS"
 _LAST_LINES: Final = 10
 
 
@@ -44,9 +41,6 @@ class RankWorker:
     def __init__(self, environ: Mapping[str, str], folder: str | None) -> None:
         self._said: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         _enter(environ, folder)
-        if _THREADS in environ:
-            # torch was loaded, and read the variable, before it was set.
-            torch.set_num_threads(int(environ[_THREADS]))
 
     def start(self, main: Main, place: Place) -> None:
         """Begin the rank's work beside this thread, which goes on answering."""
