@@ -6,7 +6,7 @@ from pathlib import Path
 
 from chimera.train.config_file import make_config
 
-__all__ = ["living", "ranks_below", "small_config", "small_document", "small_overrides", "write_corpus"]
+__all__ = ["children", "living", "ranks_below", "small_config", "small_document", "small_overrides", "write_corpus"]
 
 WORDS = re.findall(
     r"\w+",
@@ -72,7 +72,7 @@ def small_overrides(folder):
 
 def ranks_below(process_id):
     """Return the ranks that a command has started: the processes forked by its server, in the order of their start."""
-    return sorted(rank for child in _children(process_id) for rank in _children(child))
+    return sorted(rank for child in children(process_id) for rank in children(child))
 
 
 def living(process_ids):
@@ -80,7 +80,8 @@ def living(process_ids):
     return [number for number in process_ids if _state(number) not in {None, "Z", "X"}]
 
 
-def _children(process_id):
+def children(process_id):
+    """Return the processes that this one has started."""
     numbers = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
     return [number for number in numbers if _fields(number)[1:2] == [str(process_id)]]
 

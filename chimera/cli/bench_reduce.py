@@ -20,8 +20,9 @@ from chimera.errors import UsageError
 from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Lane, Timeline
-from chimera.launch.environment import Place, connected
+from chimera.launch.connect import connected
 from chimera.launch.local import run_local
+from chimera.launch.place import Place
 from chimera.launch.processes import Tell
 from chimera.passes.derived import compute_only
 from chimera.passes.reductions import REDUCTION_MODES

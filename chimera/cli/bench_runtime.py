@@ -21,8 +21,9 @@ from chimera.errors import UsageError
 from chimera.ir.action import Kind
 from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
-from chimera.launch.environment import Place, connected
+from chimera.launch.connect import connected
 from chimera.launch.local import run_local
+from chimera.launch.place import Place
 from chimera.launch.processes import Tell
 from chimera.simulate import simulate
 

@@ -30,6 +30,25 @@ class Command:
 COMMANDS = (
     Command("demo", "chimera.cli.demo:demo", "Train a small BERT here, and see what the schedule did."),
     Command("train", "chimera.cli.train:train_command", "Train a model by any schedule, or resume a run."),
+    Command("top", "chimera.cli.top:top", "Watch what every rank of a run is at."),
+    Command("launch local", "chimera.cli.launch_local:launch_local", "Train here, and go on when a process dies."),
+    Command("launch slurm", "chimera.cli.launch_slurm:launch_slurm", "Train on the nodes of a SLURM cluster."),
+    Command("launch ray", "chimera.cli.launch_ray:launch_ray", "Train on the nodes of a Ray cluster."),
+    Command(
+        "checkpoint inspect",
+        "chimera.cli.checkpoint_inspect:checkpoint_inspect",
+        "Show what is in a checkpoint, and whether it is whole.",
+    ),
+    Command(
+        "checkpoint export",
+        "chimera.cli.checkpoint_export:checkpoint_export",
+        "Write weights as transformers reads them.",
+    ),
+    Command(
+        "checkpoint import",
+        "chimera.cli.checkpoint_import:checkpoint_import",
+        "Begin a run from weights that transformers wrote.",
+    ),
     Command("schedule list", "chimera.cli.schedule_list:schedule_list", "Name every schedule and what it takes."),
     Command("schedule show", "chimera.cli.schedule_show:schedule_show", "Draw a schedule in time, one row per rank."),
     Command("schedule check", "chimera.cli.schedule_check:schedule_check", "Prove a schedule, or point at its faults."),
@@ -50,7 +69,10 @@ COMMANDS = (
     Command(
         "data inspect", "chimera.cli.data_inspect:data_inspect", "Prove an indexed dataset, and show what is in it."
     ),
-    Command("profile", "chimera.cli.profile:profile", "Measure this machine for the planner."),
+    Command(
+        "profile import", "chimera.cli.profile_import:profile_import", "Read what NVIDIA's nsys recorded of a run."
+    ),
+    Command("profile", "chimera.cli.profile:profile", "Record a few steps of a run, or measure this machine."),
     Command("bench plan", "chimera.cli.bench_plan:bench_plan", "Time the planner's search, and show its errors."),
     Command("bench runtime", "chimera.cli.bench_runtime:bench_runtime", "Measure the runtime on the virtual device."),
     Command("bench reduce", "chimera.cli.bench_reduce:bench_reduce", "Measure where gradient reductions cost least."),

@@ -82,6 +82,8 @@ def demo(
     baseline = run_local(other)
     screen.print("Measuring what each stage costs, one at a time, and running both schedules at that pace …\n")
     costs: StageCosts = launch.run_local(partial(_costs_on_rank, config), 1, preload=[_PROFILE])[0]
+    assert isinstance(result, TrainingResult), "no profile was asked for"
+    assert isinstance(baseline, TrainingResult), "nor here"
     schedules = {"chimera": layout_of(config).schedule, "1f1b": layout_of(other).schedule}
     virtual = launch.run_local(
         partial(_virtual_on_rank, schedules, costs, _message_bytes(config)), _RANKS, preload=[_PROFILE]

@@ -25,9 +25,14 @@ __all__ = ["print_dry_run", "print_dry_run_json"]
 _MOST_ROWS: Final = 64
 """More ranks than this are shown for the first replica alone: those of others follow in the same steps."""
 _MIB: Final = 2**20
+_HOLDS_HEADINGS: Final = (
+    *("pipeline", "stages", "layers", "parameters"),
+    *("weights", "gradients", "optimizer", "activations", "together"),
+)
 _HOLDS_LEGEND: Final = (
     "MiB on each rank at that place: weights in the type that computes, gradients in the type that sums them, for the "
-    "optimizer its moments and, below fp32, the weights it updates. Activations and messages come on top."
+    "optimizer its moments and, below fp32, the weights it updates; activations kept for backwards at the schedule's "
+    "peak, with fused attention where it has no dropout. What a layer needs while it runs, and messages, come on top."
 )
 
 
@@ -46,9 +51,9 @@ def print_dry_run(out: Console, config: TrainConfig, layout: Layout) -> None:
             f"{grid.tensor} higher.",
         )
     out.print()
-    headings = ("pipeline", "stages", "layers", "parameters", "weights", "gradients", "optimizer", "together")
-    print_table(out, headings, [_holds_row(place, held) for place, held in enumerate(holds)])
+    print_table(out, _HOLDS_HEADINGS, [_holds_row(place, held) for place, held in enumerate(holds)])
     print_wrapped(out, _HOLDS_LEGEND)
+    print_wrapped(out, _heaviest_text(holds))
     if layout.schedule.is_asynchronous:
         print_wrapped(out, "So do the older weights that micro-batches of an asynchronous schedule still need.")
     out.print()
@@ -81,6 +86,7 @@ def print_dry_run_json(config: TrainConfig, layout: Layout) -> None:
                 for rank in range(grid.size)
             ],
             "places": [_held_as_json(held) for held in holds],
+            "heaviest_place": _heaviest(holds),
         },
         sys.stdout,
         indent=1,
@@ -123,8 +129,25 @@ def _holds_row(place: int, held: RankHolds) -> list[str]:
         _ranks_text(held.stages),
         _ranks_text(held.layers),
         f"{held.parameters:,}",
-        *(f"{size / _MIB:,.1f}" for size in (kept.parameters, kept.gradients, kept.optimizer, kept.total)),
+        *(
+            f"{size / _MIB:,.1f}"
+            for size in (kept.parameters, kept.gradients, kept.optimizer, held.activations, held.total)
+        ),
     ]
+
+
+def _heaviest(holds: Sequence[RankHolds]) -> int:
+    """Return the place that keeps most, the first of equal ones."""
+    return max(range(len(holds)), key=lambda place: holds[place].total)
+
+
+def _heaviest_text(holds: Sequence[RankHolds]) -> str:
+    place = _heaviest(holds)
+    most = f"{holds[place].total / _MIB:,.1f} MiB"
+    equal = [other for other, held in enumerate(holds) if held.total == holds[place].total]
+    if len(equal) > 1:
+        return f"The heaviest places are {_ranks_text(equal)}, with {most} on each rank."
+    return f"The heaviest place is {place}, with {most} on each rank."
 
 
 def _held_as_json(held: RankHolds) -> dict[str, Any]:
@@ -133,7 +156,7 @@ def _held_as_json(held: RankHolds) -> dict[str, Any]:
         "stages": held.stages,
         "layers": held.layers,
         "parameters": held.parameters,
-        "bytes": {**dataclasses.asdict(bytes_of), "total": bytes_of.total},
+        "bytes": {**dataclasses.asdict(bytes_of), "activations": held.activations, "total": held.total},
     }
 
 

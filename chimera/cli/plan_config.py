@@ -73,7 +73,7 @@ def _cut(found: Plans) -> str | None:
     if layout.cut is None:
         return "count" if layout.pipeline > 1 else None
     blocks = [stage for stage, count in enumerate(layout.cut) for _ in range(count)]
-    return layout_of_cut((0, *blocks, len(layout.cut) - 1))
+    return layout_of_cut((0, *blocks, len(layout.cut) - 1), [len(blocks)])
 
 
 def _choices(layout: Layout, order: Path | None, cut: str | None) -> list[tuple[str, str, Any]]:

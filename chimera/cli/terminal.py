@@ -9,16 +9,16 @@ from typing import Final
 
 from rich.console import Console
 
-__all__ = ["console", "print_table", "print_wrapped"]
+__all__ = ["console", "print_table", "print_wrapped", "table_lines"]
 
 _WIDEST: Final = 120
 """Text wider than this is hard to read; figures may be wider."""
 _PIPED: Final = 100
 
 
-def console() -> Console:
-    """Return a console on the present stdout that prints text as it is given, coloured only on a terminal."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+def console(*, on_stderr: bool = False) -> Console:
+    """Return a console on the present stdout or stderr that prints text as it is given, coloured only on a terminal."""
+    return Console(stderr=on_stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _width_of(out: Console) -> int:
@@ -39,11 +39,27 @@ def print_table(out: Console, headings: Sequence[str], rows: Sequence[Sequence[s
 
     A heading may have several lines, which stand at the bottom of the head.
     """
+    head, body = table_lines(headings, rows)
+    for line in head:
+        out.print(line, style="bold")
+    for line in body:
+        out.print(line)
+
+
+def table_lines(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
+) -> tuple[list[str], list[str]]:
+    """Return the lines of the head and of the rows of a table whose first ``left`` columns stand to the left."""
     split = [heading.split("\n") for heading in headings]
     height = max(map(len, split))
     head = list(zip(*([""] * (height - len(lines)) + lines for lines in split), strict=True))
     widths = [max(map(len, column)) for column in zip(*head, *rows, strict=True)]
-    for style, lines in (("bold", head), ("none", rows)):
-        for line in lines:
-            cells = [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-            out.print("  ".join([line[0].ljust(widths[0]), *cells]).rstrip(), style=style)
+
+    def line(cells: Sequence[str]) -> str:
+        sized = [
+            cell.ljust(width) if number < left else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join(sized).rstrip()
+
+    return [line(cells) for cells in head], [line(cells) for cells in rows]

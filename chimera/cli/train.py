@@ -6,11 +6,13 @@ terminal a bar shows rate and time left; elsewhere there is a line now and then.
 
 import dataclasses
 import inspect
+import json as json_form
 import os
 import re
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
@@ -19,24 +21,37 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tyro.conf import Positional, arg
 
+from chimera.cli.account import account, tracker_lines
 from chimera.cli.dry_run import print_dry_run, print_dry_run_json
 from chimera.cli.options import Flag
+from chimera.cli.profile_report import print_profile, profile_as_dict
 from chimera.cli.terminal import console
-from chimera.cli.training import PRELOAD, run_joined, run_local
+from chimera.cli.training import PRELOAD, check_run, run_joined, run_local
 from chimera.errors import RunError, UsageError
 from chimera.ir.versions import updates_of_microbatches
-from chimera.launch import place_from_environment, warm_up
+from chimera.launch import allocated_nodes, place_from_environment, warm_up
 from chimera.models import count_parameters
 from chimera.plan.layout_string import layout_of_cut
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import SECTIONS, load_config, section_classes, section_types, type_text
-from chimera.train.events import Event, Saved, Started, TrainingResult
+from chimera.train.events import Event, Restarted, Saved, Started, TrackerFailed, TrainingResult
 from chimera.train.families import family_of, layers_of
-from chimera.train.folder import check_folder, newest_checkpoint
+from chimera.train.folder import newest_checkpoint
 from chimera.train.layout import Layout, layout_of, predicted_bubble
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
+from chimera.train.profile_result import ProfileResult
 
-__all__ = ["Overrides", "TrainingView", "summary", "train_command"]
+__all__ = [
+    "Overrides",
+    "TrainingView",
+    "after_interrupt",
+    "given_overrides",
+    "print_result",
+    "run_and_show",
+    "summary",
+    "train_command",
+    "train_here",
+]
 
 _OVER_WORDS: Final = ("mlm", "lm")
 """Loss terms over the words of the vocabulary, which compare with their entropy."""
@@ -118,7 +133,8 @@ def train_command(
     """Train a model: on processes of this host, or as one rank of a job that torchrun started.
 
     Any option of the file can be set otherwise behind it; "none" stands for no value. Figures of each step go to
-    metrics.jsonl in the run's folder, beside checkpoints, a TensorBoard log and the measured timeline of the last step.
+    metrics.jsonl in the run's folder, beside checkpoints, a TensorBoard log, the measured timeline of the last step and
+    run.json, the record of the run. 'chimera top' shows what its ranks are at.
 
     Example:
         chimera train configs/bert-tiny.toml --train.steps 100 --schedule.name 1f1b
@@ -130,30 +146,80 @@ def train_command(
         dry_run: say which ranks there would be, and what each would hold and keep in memory; start nothing
         json: with --dry-run, as JSON
     """
-    settings = load_config(config, _given(overrides))
+    settings = load_config(config, given_overrides(overrides))
     layout = layout_of(settings)
     if json and not dry_run:
         raise UsageError("--json says what a dry run found; add --dry-run, or leave --json out")
     if dry_run:
         _say_dry_run(settings, layout, json=json)
         return
-    check_folder(settings, resume=resume)
-    place = place_from_environment(os.environ)
+    run_and_show(settings, resume=resume)
+
+
+def run_and_show(config: TrainConfig, *, resume: bool = False, json: bool = False) -> None:
+    """Train or profile, here or as one rank of a job that is there already, and show it meanwhile and at its end.
+
+    With ``json`` a profile is printed as a JSON document, and all else goes to stderr.
+    """
+    place = place_from_environment(os.environ, folder=Path(config.train.out))
     if place is None:
-        warm_up(PRELOAD)
-    view = TrainingView(console(), settings)
-    if place is None or place.rank == 0:
-        view.out.print("\n".join(summary(settings, layout)))
+        _say_idle_nodes(config)
+        train_here(config, resume=resume, json=json)
+    else:
+        _show(config, partial(run_joined, config, place, resume=resume), silent=place.rank > 0, json=json)
+
+
+def train_here(config: TrainConfig, *, resume: bool, restarts: int = 0, json: bool = False) -> None:
+    """Train or profile on processes of this host and show it.
+
+    Args:
+        config: the run.
+        resume: go on from the newest checkpoint of the run.
+        restarts: how often to do so after a rank died or stalled.
+        json: see ``run_and_show``.
+
+    Raises:
+        ChimeraError: whatever is wrong.
+    """
+    check_run(config, resume=resume)
+    warm_up(PRELOAD)
+    run = partial(run_local, config, resume=resume, restarts=restarts, on_failure=_say_failure)
+    _show(config, run, json=json)
+
+
+def _show(
+    config: TrainConfig,
+    run: Callable[..., TrainingResult | ProfileResult | None],
+    *,
+    silent: bool = False,
+    json: bool = False,
+) -> None:
+    """Call ``run`` and show its events and what it came to; a silent one says nothing before that."""
+    view = TrainingView(console(on_stderr=json), config)
+    if not silent:
+        view.out.print("\n".join(summary(config, layout_of(config))))
     try:
         with view:
-            if place is None:
-                result: TrainingResult | None = run_local(settings, resume=resume, on_event=view.show)
-            else:
-                result = run_joined(settings, place, resume=resume, on_event=view.show)
+            result = run(on_event=view.show)
     except KeyboardInterrupt:
-        raise RunError(_after_interrupt(settings, view.step)) from None
-    if result is not None:
-        view.out.print("\n".join(_outcome(result)))
+        raise RunError(f"interrupted after step {view.step}; {after_interrupt(config)}") from None
+    if isinstance(result, ProfileResult) and json:
+        print(json_form.dumps(profile_as_dict(result), indent=1))
+    elif result is not None:
+        print_result(view.out, result)
+
+
+def print_result(out: Console, result: TrainingResult | ProfileResult) -> None:
+    """Print what a run or a profile came to."""
+    if isinstance(result, ProfileResult):
+        out.print()
+        print_profile(out, result)
+    else:
+        out.print("\n".join(_outcome(result)))
+
+
+def _say_failure(error: RunError) -> None:
+    print(f"error: {error}", file=sys.stderr)
 
 
 def _say_dry_run(config: TrainConfig, layout: Layout, *, json: bool) -> None:
@@ -163,6 +229,17 @@ def _say_dry_run(config: TrainConfig, layout: Layout, *, json: bool) -> None:
     out = console()
     out.print("\n".join(summary(config, layout)))
     print_dry_run(out, config, layout)
+
+
+def _say_idle_nodes(config: TrainConfig) -> None:
+    """Say so where the ranks start on this host though the caller has several nodes of SLURM."""
+    nodes = allocated_nodes(os.environ)
+    if nodes > 1 and config.world_size > 1:
+        print(
+            f"this allocation has {nodes} nodes, and all {config.world_size} ranks start on this host; to use them "
+            f"all: srun --nodes {nodes} --ntasks {config.world_size} chimera train …",
+            file=sys.stderr,
+        )
 
 
 def summary(config: TrainConfig, layout: Layout) -> list[str]:
@@ -177,12 +254,18 @@ def summary(config: TrainConfig, layout: Layout) -> list[str]:
         f"{parameters:,} parameters, {config.train.dtype}",
         "ranks": _ranks(config),
         "schedule": f"{schedule.name}, {schedule.num_microbatches} micro-batches of {layout.microbatch_size} samples"
-        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage)}",
+        f"{recompute}; stages {layout_of_cut(layout.layer_to_stage, model.stacks)}",
         "step": f"{layout.global_batch} samples of {config.data.sequence_length} tokens{updates}; idle share predicted "
         f"for equal stages {predicted_bubble(schedule):.1%}",
-        "run": f"{config.train.steps} steps, {config.train.out}",
+        "run": _run(config),
     }
     return [f"{name:9} {fact}" for name, fact in facts.items()]
+
+
+def _run(config: TrainConfig) -> str:
+    if config.profile.steps:
+        return f"profile of {config.profile.steps} steps after {config.profile.warmup_steps}, {config.profile.out}"
+    return f"{config.train.steps} steps, {config.train.out}"
 
 
 def _ranks(config: TrainConfig) -> str:
@@ -250,6 +333,10 @@ class TrainingView:
                 self.out.print(
                     f"step {event.step:>{len(str(self._steps))}}  held-out: {_terms_text(event.terms, ', ')}{right}"
                 )
+            case Restarted():
+                self.out.print(_restart_text(event))
+            case TrackerFailed():
+                self.out.print(f"{event.name} failed, training goes on without it: {event.failure}", style="yellow")
             case Saved() if self._bar is None:
                 self.out.print(f"saved {event.path}")
             case str() if self._bar is not None and self._task is not None and not self.step:
@@ -279,6 +366,11 @@ class TrainingView:
             )
 
 
+def _restart_text(event: Restarted) -> str:
+    what = f"goes on from {event.checkpoint}" if event.checkpoint else "begins anew, for there is no checkpoint yet"
+    return f"restart {event.restarts}  {what}"
+
+
 def _terms_text(terms: Mapping[str, float], between: str, *, digits: int = 4) -> str:
     """Write loss terms.
 
@@ -294,8 +386,8 @@ def _norm_text(event: StepMetrics) -> str:
     return f"gradient norm {event.grad_norm:.3g}"
 
 
-def _given(overrides: Any) -> Mapping[str, str]:
-    """Return the options that were set, by section.key."""
+def given_overrides(overrides: Any) -> Mapping[str, str]:
+    """Return the options of a configuration that were set on the command line, by section.key."""
     return {
         f"{section}.{name}": value
         for section in SECTIONS
@@ -305,6 +397,7 @@ def _given(overrides: Any) -> Mapping[str, str]:
 
 
 def _outcome(result: TrainingResult) -> list[str]:
+    """Return what a run came to, in a few lines."""
     lines = []
     if result.last is None:
         lines.append(f"all {result.steps} steps were done already; raise --train.steps to go on")
@@ -324,13 +417,16 @@ def _outcome(result: TrainingResult) -> list[str]:
             f"updated weights were gathered for {result.last.gather_ms:.1f} ms of the last step, "
             f"{result.last.gather_hidden_ms:.1f} ms of it beside other work"
         )
+    if result.record is not None:
+        lines += [account(result.record), *tracker_lines(result.record)]
     lines.append(f"{result.steps} steps, {result.train_s:.1f} s of training; files in {result.out}")
     lines.append(f"newest checkpoint {result.checkpoint}")
     return lines
 
 
-def _after_interrupt(config: TrainConfig, step: int) -> str:
+def after_interrupt(config: TrainConfig) -> str:
+    """Say how an interrupted run can go on."""
     saved = newest_checkpoint(config.train.out)
     if saved is None:
-        return f"interrupted after step {step}; there is no checkpoint yet, so the run cannot be resumed"
-    return f"interrupted after step {step}; the newest checkpoint is {saved}, --resume goes on from there"
+        return "there is no checkpoint yet, so the run cannot be resumed"
+    return f"the newest checkpoint is {saved}, --resume goes on from there"

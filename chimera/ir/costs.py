@@ -18,7 +18,16 @@ from chimera.ir.action import Kind
 from chimera.ir.files import shown
 from chimera.ir.schedule import Schedule
 
-__all__ = ["MODEL_UNIT", "PER_STAGE_FIELDS", "SECOND", "Costs", "PairTime", "ResolvedCosts", "StageCosts"]
+__all__ = [
+    "MODEL_UNIT",
+    "PER_BOUNDARY_FIELDS",
+    "PER_STAGE_FIELDS",
+    "SECOND",
+    "Costs",
+    "PairTime",
+    "ResolvedCosts",
+    "StageCosts",
+]
 
 MODEL_UNIT: Final = "model unit"
 """The unit of ``Costs``: the time that 1/p of the model takes for one micro-batch, when that is called 1."""
@@ -39,6 +48,9 @@ PER_STAGE_FIELDS: Final = (
     "held_for_weight_grad",
 )
 """The fields of ``StageCosts`` that hold one number per stage."""
+
+PER_BOUNDARY_FIELDS: Final = ("message_bytes", "message_s")
+"""The fields of ``StageCosts`` that hold one number per boundary between stages."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +189,8 @@ class StageCosts:
         weight_bytes: [stage].
         gradient_bytes: [stage].
         message_bytes: [boundary], the tensors between stage i and stage i + 1, the same size in both directions.
+        message_s: [boundary], time of such a message where it was measured, links being of several kinds; it stands in
+            for latency and bytes over bandwidth.
         latency_s: of one message between two ranks.
         bandwidth_bytes_per_s: of the link between two ranks; needed with ``message_bytes``.
         reduce_s: [stage], reduction of the stage's gradients over its replicas.
@@ -192,6 +206,7 @@ class StageCosts:
     weight_bytes: Sequence[float] | None = None
     gradient_bytes: Sequence[float] | None = None
     message_bytes: Sequence[float] | None = None
+    message_s: Sequence[float] | None = None
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float | None = None
     reduce_s: Sequence[float] | None = None
@@ -204,14 +219,17 @@ class StageCosts:
             raise UsageError("--costs: forward_s has no stage; needed: one time per stage")
         for name in PER_STAGE_FIELDS:
             _check_column(getattr(self, name), f"--costs: {name}", num_stages, "stage")
-        _check_column(self.message_bytes, "--costs: message_bytes", num_stages - 1, "boundary")
+        for name in PER_BOUNDARY_FIELDS:
+            _check_column(getattr(self, name), f"--costs: {name}", num_stages - 1, "boundary")
         _check_quantity(self.latency_s, "--costs: latency_s")
         if self.bandwidth_bytes_per_s is not None:
             _check_quantity(self.bandwidth_bytes_per_s, "--costs: bandwidth_bytes_per_s")
             if self.bandwidth_bytes_per_s == 0:
                 raise UsageError("--costs: bandwidth_bytes_per_s is 0; needed: more than 0")
-        elif self.message_bytes is not None:
-            raise UsageError("--costs: message_bytes is given without bandwidth_bytes_per_s; needed: both or neither")
+        elif self.message_bytes is not None and self.message_s is None:
+            raise UsageError(
+                "--costs: message_bytes is given without bandwidth_bytes_per_s; needed: both or neither, or message_s"
+            )
         for stage, share in enumerate(self.held_for_weight_grad or ()):
             _check_share(share, f"--costs: held_for_weight_grad[{stage}]")
         self._check_split()
@@ -270,6 +288,8 @@ class StageCosts:
         message = np.full(self.num_stages - 1, self.latency_s)
         if self.message_bytes is not None and self.bandwidth_bytes_per_s is not None:
             message += np.multiply(self.message_bytes, share) / self.bandwidth_bytes_per_s
+        if self.message_s is not None:
+            message = np.multiply(self.message_s, share)
         _fill_messages(duration, message)
         return ResolvedCosts(
             unit=SECOND,

@@ -1,8 +1,9 @@
 """Costs files: ``StageCosts`` as strict JSON, keys named as its fields.
 
 ``{"format": "chimera-costs", "version": 1, "forward_s": [...], "backward_s": [...], ...}``; the keys with one number
-per stage, ``message_bytes`` with one per boundary, ``latency_s``, ``bandwidth_bytes_per_s``, and ``overlap_s`` as a
-list of ``{"forward": 0, "backward": 1, "kind": "B", "seconds": 0.03}``. What the numbers mean stands in ``ir.costs``.
+per stage, ``message_bytes`` and ``message_s`` with one per boundary, ``latency_s``, ``bandwidth_bytes_per_s``, and
+``overlap_s`` as a list of ``{"forward": 0, "backward": 1, "kind": "B", "seconds": 0.03}``. What the numbers mean stands
+in ``ir.costs``.
 """
 
 import json
@@ -12,14 +13,14 @@ from typing import Any, Final
 
 from chimera.errors import FormatError, UsageError
 from chimera.ir.action import Kind
-from chimera.ir.costs import PER_STAGE_FIELDS, PairTime, StageCosts
+from chimera.ir.costs import PER_BOUNDARY_FIELDS, PER_STAGE_FIELDS, PairTime, StageCosts
 from chimera.ir.files import check_keys, read_json_object, replacing, shown
 
 __all__ = ["read_costs", "write_costs"]
 
 _FORMAT: Final = "chimera-costs"
 _VERSION: Final = 1
-_LISTS: Final = frozenset({*PER_STAGE_FIELDS, "message_bytes"})
+_LISTS: Final = frozenset({*PER_STAGE_FIELDS, *PER_BOUNDARY_FIELDS})
 _REQUIRED: Final = {"forward_s", "backward_s"}
 
 

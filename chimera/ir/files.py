@@ -9,14 +9,14 @@ import json
 import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, Final
 
 from chimera.errors import FormatError, nearest_names
 
-__all__ = ["check_keys", "parse_json_object", "read_json_object", "read_text", "replacing", "shown"]
+__all__ = ["check_keys", "making_folder", "parse_json_object", "read_json_object", "read_text", "replacing", "shown"]
 
 _MAX_BYTES: Final = 512 * 1024 * 1024
 _MAX_KEY: Final = 100
@@ -117,6 +117,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def making_folder(path: Path) -> Iterator[None]:
+    """Make the folder where it is missing; after an exception, what was made goes again, unless something is in it."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()
+        raise
 
 
 def _refuse_constant(name: str) -> float:

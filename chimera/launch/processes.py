@@ -10,7 +10,6 @@ import os
 import signal
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import get_context, parent_process
@@ -18,14 +17,10 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Final
 
-from chimera.errors import ChimeraError, RunError, StalledError
-from chimera.launch.environment import Place, use_cores
+from chimera.launch.place import Place, use_cores
+from chimera.launch.verdict import Main, RankState, Tell, cause_of, is_report, outcome_of
 
 __all__ = ["Main", "Tell", "start_method", "watch"]
-
-Tell = Callable[[Any], None]
-"""Sends a picklable message to the parent. A text says what the rank is at, and is kept for a report of its death."""
-Main = Callable[[Place, Tell], Any]
 
 _LAST_WORDS_S: Final = 3.5
 """How long ranks may go on after the first failure: a survivor gathers for 1.5 s what every rank was doing."""
@@ -38,15 +33,11 @@ def start_method() -> ForkServerContext:
 
 @dataclass(slots=True)
 class _Rank:
-    """What the parent knows of one rank."""
+    """One rank's process, and what the parent knows of it."""
 
-    number: int
+    state: RankState
     process: ForkServerProcess
     connection: Connection
-    activity: str = "starting"
-    result: Any = None
-    finished: bool = False
-    error: BaseException | None = None
 
 
 @dataclass(slots=True)
@@ -67,7 +58,7 @@ class _Job:
             )
             process.start()
             there.close()
-            self.ranks.append(_Rank(place.rank, process, here))
+            self.ranks.append(_Rank(RankState(place.rank), process, here))
 
     @property
     def open(self) -> list[_Rank]:
@@ -76,14 +67,12 @@ class _Job:
 
     @property
     def failed(self) -> bool:
-        return any(rank.connection.closed and not rank.finished for rank in self.ranks) or any(
-            rank.error is not None for rank in self.ranks
-        )
+        return any(rank.state.failed or (rank.connection.closed and not rank.state.finished) for rank in self.ranks)
 
     @property
     def has_report(self) -> bool:
         """Whether a rank that waited in vain has told what all were doing; the others say one line."""
-        return any(_is_report(rank.error) for rank in self.ranks)
+        return any(is_report(rank.state.error) for rank in self.ranks)
 
     def listen(self, timeout_s: float | None) -> None:
         """Hear every rank that has something to say, waiting up to ``timeout_s`` for the first."""
@@ -97,14 +86,9 @@ class _Job:
         except (EOFError, OSError):
             rank.connection.close()
             return
-        if kind == "result":
-            rank.result, rank.finished = content, True
-        elif kind == "error":
-            rank.error = content
-        elif isinstance(content, str):
-            rank.activity = content
-        elif self.on_message is not None:
-            self.on_message(rank.number, content)
+        message = rank.state.hear(kind, content)
+        if message is not None and self.on_message is not None:
+            self.on_message(rank.state.rank, message)
 
     def end(self) -> None:
         """End every process that still runs, a stopped one too; files are never half-written, so it may be sudden."""
@@ -125,10 +109,10 @@ def watch(main: Main, places: Sequence[Place], *, on_message: Callable[[int, Any
             job.listen(None)
         if job.failed:
             _hear_out(job)
-            raise _cause(job.ranks)
+            raise cause_of([rank.state for rank in job.ranks])
         for rank in job.ranks:
             rank.process.join()
-        return [rank.result for rank in job.ranks]
+        return [rank.state.result for rank in job.ranks]
     finally:
         job.end()
 
@@ -142,27 +126,8 @@ def _hear_out(job: _Job) -> None:
         if rank.connection.closed:
             # It has said its last, so its exit code is near.
             rank.process.join(max(0.0, deadline - time.monotonic()))
-
-
-def _cause(ranks: Sequence[_Rank]) -> BaseException:
-    """Return the error to raise: a death before what its peers noticed, an error of its own before a stall."""
-    errors = [rank.error for rank in ranks if rank.error is not None]
-    # Of several ranks that waited in vain, one has gathered what all were doing; its report has the most lines.
-    stalled = max((e for e in errors if isinstance(e, StalledError)), key=lambda e: str(e).count("\n"), default=None)
-    said = [] if stalled is None else [str(stalled)]
-    if stalled is None or not _is_report(stalled):
-        said += ["what every rank was doing:", *(f"  rank {rank.number}: {rank.activity}" for rank in ranks)]
-    dead = [r for r in ranks if r.connection.closed and not r.finished and r.error is None]
-    if dead:
-        deaths = [f"rank {rank.number} {_how_it_ended(rank.process.exitcode)}" for rank in dead]
-        return RunError("\n".join([*deaths, *said]))
-    own = next((error for error in errors if not isinstance(error, StalledError)), None)
-    return StalledError("\n".join(said)) if own is None else own
-
-
-def _is_report(error: BaseException | None) -> bool:
-    """Return whether an error is a rank's report of what all were doing, and not its one line of having waited."""
-    return isinstance(error, StalledError) and "\n" in str(error)
+            if not rank.state.finished and rank.state.error is None:
+                rank.state.death = _how_it_ended(rank.process.exitcode)
 
 
 def _how_it_ended(code: int | None) -> str:
@@ -188,23 +153,10 @@ def _run_rank(main: Main, place: Place, environ: Mapping[str, str], parent: Conn
     def tell(message: Any) -> None:
         parent.send(("message", message))
 
-    try:
-        outcome = ("result", main(place, tell))
-    except ChimeraError as error:
-        outcome = ("error", error)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent raises it
-        outcome = ("error", _sendable(error, f"on rank {place.rank}:\n{traceback.format_exc()}"))
+    outcome = outcome_of(main, place, tell)
     with contextlib.suppress(BrokenPipeError):
         parent.send(outcome)
     parent.close()
-
-
-def _sendable(error: Exception, note: str) -> Exception:
-    """Return ``error`` with a note, or its text where its class may not survive the way to another process."""
-    if type(error).__module__ != "builtins":
-        error = RuntimeError(f"{type(error).__qualname__}: {error}")
-    error.add_note(note)
-    return error
 
 
 def _end_with_parent() -> None:

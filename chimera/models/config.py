@@ -97,6 +97,11 @@ class TransformerConfig:
             require_divisible(option, value, size)
 
     @property
+    def stacks(self) -> tuple[int, ...]:
+        """Blocks of each stack: layers are an embedding and its blocks, stack after stack, and a head."""
+        return (self.num_layers,)
+
+    @property
     def head_size(self) -> int:
         """Width of a head."""
         return self.hidden_size // self.num_heads

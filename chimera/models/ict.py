@@ -47,6 +47,11 @@ class IctConfig(BertConfig):
         if self.tied_decoder:
             raise ConfigError('[model] tied_decoder = true has no meaning for family = "ict"; leave it out')
 
+    @property
+    def stacks(self) -> tuple[int, ...]:
+        """Blocks of the two encoders."""
+        return self.num_layers, self.num_layers
+
 
 def ict_layers(config: IctConfig, parallel: TensorParallel = ALONE) -> list[nn.Module]:
     """Build query embeddings and blocks, the bridge to the other encoder, its blocks, and the head.

@@ -93,6 +93,11 @@ class T5Config(TransformerConfig):
         """Blocks of the decoder."""
         return self.num_layers if self.num_decoder_layers is None else self.num_decoder_layers
 
+    @property
+    def stacks(self) -> tuple[int, ...]:
+        """Blocks of encoder and decoder."""
+        return self.num_layers, self.num_decoder_blocks
+
 
 def t5_layers(config: T5Config, parallel: TensorParallel = ALONE) -> list[nn.Module]:
     """Build ``T5Embeddings``, encoder blocks, ``T5Bridge``, decoder blocks, ``T5Head``.

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from chimera.errors import CheckpointError
+from chimera.ir.files import replacing
 
 __all__ = ["FolderWeights", "StateWeights", "WeightSource", "write_index", "write_tensors"]
 
@@ -116,11 +117,10 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], *, number: int = 
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / (_ONE if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors")
-    partial = path.with_suffix(".partial")
     # The format takes no views that share storage, as parts of one fused matrix do.
     copies = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    save_file(copies, partial, {"format": "pt"})
-    partial.replace(path)
+    with replacing(path) as temporary:
+        save_file(copies, temporary, {"format": "pt"})
 
 
 def write_index(folder: Path, count: int) -> None:

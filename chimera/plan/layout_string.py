@@ -2,7 +2,8 @@
 
 ``E`` is the embedding, ``t`` a transformer block, ``m`` a block that predicts further words, ``L`` the head with its
 loss; ``|`` ends a stage, ``*n`` repeats what stands before it, a letter or a parenthesis, and commas only please the
-eye. Source: Megatron-LM, ``--pipeline-model-parallel-layout``. Which layers a model has is not known here.
+eye. Source: Megatron-LM, ``--pipeline-model-parallel-layout``. A model of two stacks has an ``E`` before each, since
+what stands between them embeds the second one's words. Which layers a model has is not known here.
 """
 
 import re
@@ -79,52 +80,78 @@ def format_layout(stages: Sequence[str]) -> str:
     return written + _letters(stages[-1])
 
 
-def cut_from_layout(text: str, num_blocks: int) -> tuple[int, ...]:
-    """Return the stage of each layer of a model of an embedding, ``num_blocks`` blocks and a head.
+def cut_from_layout(text: str, stacks: Sequence[int]) -> tuple[int, ...]:
+    """Return the stage of each layer of a model of stacks of blocks, each behind an embedding, and a head.
 
-    >>> cut_from_layout("Et|tt|L", 3)
-    (0, 0, 1, 1, 2)
+    >>> cut_from_layout("Et|tt|L", [3]), cut_from_layout("EtE|t|tL", [1, 2])
+    ((0, 0, 1, 1, 2), (0, 0, 0, 1, 2, 2))
+
+    Args:
+        text: the layout.
+        stacks: the number of blocks of each stack.
 
     Raises:
         UsageError: the layout has other layers, or in another order; or text that ``parse_layout`` refuses.
     """
     stages = parse_layout(text)
-    layers = "".join(stages)
-    if "m" in layers:
+    got, needed = "".join(stages), _letters_of(stacks)
+    if "m" in got:
         raise UsageError(
             f"layout {text!r} has blocks m, which predict further words; this model has none: leave it out"
         )
-    if layers != "E" + "t" * num_blocks + "L":
+    if got != needed:
         raise UsageError(
-            f"layout {text!r} has {layers.count('E')} E, {layers.count('t')} t and {layers.count('L')} L; needed: one "
-            f"E first, then the model's {num_blocks} t, then one L"
+            f"layout {text!r} has {got.count('E')} E, {got.count('t')} t and {got.count('L')} L; needed, in this "
+            f"order: {_described(stacks)}"
         )
     return tuple(number for number, stage in enumerate(stages) for _ in stage)
 
 
-def cut_by_count(num_blocks: int, num_stages: int) -> tuple[int, ...]:
-    """Return the cut with numbers of blocks that differ by at most one; the embedding goes first, the head last.
+def cut_by_count(stacks: Sequence[int], num_stages: int) -> tuple[int, ...]:
+    """Return the cut with numbers of blocks that differ by at most one.
 
-    >>> cut_by_count(5, 2)
-    (0, 0, 0, 0, 1, 1, 1)
+    Each embedding goes with the first block behind it, the head with the last one.
+
+    >>> cut_by_count([5], 2), cut_by_count([2, 2], 2)
+    ((0, 0, 0, 0, 1, 1, 1), (0, 0, 0, 1, 1, 1, 1))
 
     Raises:
         UsageError: more stages than blocks.
     """
-    return (0, *partition([1.0] * num_blocks, num_stages), num_stages - 1)
+    of_block = iter(partition([1.0] * sum(stacks), num_stages))
+    cut: list[int] = []
+    for blocks in stacks:
+        stages = [next(of_block) for _ in range(blocks)]
+        cut += [stages[0], *stages]
+    return (*cut, num_stages - 1)
 
 
-def layout_of_cut(layer_to_stage: Sequence[int]) -> str:
-    """Return the layout of an embedding, blocks and a head of which each layer's stage is given.
+def layout_of_cut(layer_to_stage: Sequence[int], stacks: Sequence[int]) -> str:
+    """Return the layout of a model of which each layer's stage is given.
 
-    >>> layout_of_cut((0, 0, 1, 1, 2))
-    'Et|tt|L'
+    >>> layout_of_cut((0, 0, 1, 1, 2), [3]), layout_of_cut((0, 0, 0, 1, 2, 2), [1, 2])
+    ('Et|tt|L', 'EtE|t|tL')
     """
-    letters = "E" + "t" * (len(layer_to_stage) - 2) + "L"
     stages = [""] * (layer_to_stage[-1] + 1)
-    for letter, stage in zip(letters, layer_to_stage, strict=True):
+    for letter, stage in zip(_letters_of(stacks), layer_to_stage, strict=True):
         stages[stage] += letter
     return format_layout(stages)
+
+
+def _letters_of(stacks: Sequence[int]) -> str:
+    return "".join("E" + "t" * blocks for blocks in stacks) + "L"
+
+
+def _described(stacks: Sequence[int]) -> str:
+    """Say which layers a model has.
+
+    >>> _described([3]), _described([2, 4])
+    ('one E, the 3 t of the model, one L', 'one E, the 2 t of the first stack, one E, the 4 t of the second, one L')
+    """
+    if len(stacks) == 1:
+        return f"one E, the {stacks[0]} t of the model, one L"
+    first, second = stacks
+    return f"one E, the {first} t of the first stack, one E, the {second} t of the second, one L"
 
 
 def _letters(stage: str) -> str:

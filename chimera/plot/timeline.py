@@ -1,7 +1,8 @@
 """``plot_timeline``: one or several timelines one above the other on one time axis, memory beneath each if wanted.
 
 Rows are ranks. Bars are coloured as in the text grid (``timeline.colours``), with micro-batch numbers where they fit;
-gradient reductions, which run beside computation, are strips along the lower edge of a row. Idle time is white.
+gradient reductions, which run beside computation, are strips along the lower edge of a row, and messages under way to
+the rank, if wanted, a line along the upper one. Idle time is white.
 """
 
 from collections import defaultdict
@@ -35,6 +36,8 @@ _LEGEND_COLUMNS: Final = 5
 _MAX_HEIGHT_IN: Final = 40.0
 _BAR_HEIGHT: Final = 0.84
 _STRIP_HEIGHT: Final = 0.16
+_MESSAGE_HEIGHT: Final = 0.09
+_MESSAGE: Final = "#2f7d5b"
 _POINTS_PER_IN: Final = 72.0
 _DIGIT_WIDTH: Final = 0.64
 """Width of a digit as a share of the font's size."""
@@ -71,6 +74,7 @@ def plot_timeline(
     path: str | Path | Sequence[str | Path],
     *,
     memory: bool = False,
+    messages: bool = False,
     width_in: float = 11.0,
 ) -> None:
     """Draw (title, timeline) panels from top to bottom into PDF, PNG or SVG files.
@@ -81,6 +85,7 @@ def plot_timeline(
         timelines: at least one; all in the same unit.
         path: one path, or several for the same figure in several formats.
         memory: whether each panel gets the memory of its ranks over time beneath it.
+        messages: whether messages under way are drawn above the row of the rank that they go to.
         width_in: of the figure.
 
     Raises:
@@ -96,11 +101,11 @@ def plot_timeline(
             "them in separate figures"
         )
     with settings():
-        figure = _draw(timelines, memory=memory, width_in=width_in)
+        figure = _draw(timelines, memory=memory, messages=messages, width_in=width_in)
         save(figure, paths)
 
 
-def _draw(timelines: Sequence[tuple[str, Timeline]], *, memory: bool, width_in: float) -> "Figure":
+def _draw(timelines: Sequence[tuple[str, Timeline]], *, memory: bool, messages: bool, width_in: float) -> "Figure":
     heights = []
     for _, timeline in timelines:
         heights.append(max(timeline.num_ranks * _ROW_IN, _MIN_PANEL_IN))
@@ -114,14 +119,14 @@ def _draw(timelines: Sequence[tuple[str, Timeline]], *, memory: bool, width_in: 
     points = (width_in - _SIDES_IN) * _POINTS_PER_IN
     panels = iter(axes)
     for title, timeline in timelines:
-        _draw_panel(next(panels), title, timeline, scale, points_per_time=points / (longest or 1.0))
+        _draw_panel(next(panels), title, timeline, scale, points_per_time=points / (longest or 1.0), messages=messages)
         if memory:
             _draw_memory(next(panels), timeline, scale)
     # A little air on the right keeps the last bar off the edge.
     axes[-1].set_xlim(0, longest * scale.factor * 1.005 or 1.0)
     axes[-1].set_xlabel(f"time ({scale.label})")
     figure.legend(
-        handles=list(_legend([timeline for _, timeline in timelines])),
+        handles=list(_legend([timeline for _, timeline in timelines], messages=messages)),
         loc="outside lower center",
         ncols=_LEGEND_COLUMNS,
         frameon=False,
@@ -141,7 +146,9 @@ def _scale(unit: str, longest: float) -> _Scale:
     return _Scale(1e3, "ms") if longest >= 1e-3 else _Scale(1e6, "µs")
 
 
-def _draw_panel(axes: "Axes", title: str, timeline: Timeline, scale: _Scale, *, points_per_time: float) -> None:
+def _draw_panel(
+    axes: "Axes", title: str, timeline: Timeline, scale: _Scale, *, points_per_time: float, messages: bool
+) -> None:
     from matplotlib.collections import PolyCollection
 
     frame = _Frame(timeline.origin, scale.factor, points_per_time)
@@ -155,6 +162,8 @@ def _draw_panel(axes: "Axes", title: str, timeline: Timeline, scale: _Scale, *, 
     for span in spans:
         if span.lane is Lane.REDUCE:
             bars[REDUCTION.fill].append(_strip(span, frame))
+        elif messages and span.lane is Lane.RECEIVE:
+            bars[_MESSAGE].append(_upper_strip(span, frame))
     # Thin bars would be all edge.
     narrowest = min((s.end - s.start for s in computations), default=1.0) * points_per_time
     edge = min(0.6, narrowest / 12)
@@ -179,6 +188,11 @@ def _bar(span: Span, frame: _Frame, half: int | None) -> list[tuple[float, float
 def _strip(span: Span, frame: _Frame) -> list[tuple[float, float]]:
     bottom = span.rank + 0.5
     return _rectangle(span, frame, bottom - _STRIP_HEIGHT, bottom)
+
+
+def _upper_strip(span: Span, frame: _Frame) -> list[tuple[float, float]]:
+    top = span.rank - 0.5
+    return _rectangle(span, frame, top, top + _MESSAGE_HEIGHT)
 
 
 def _rectangle(span: Span, frame: _Frame, top: float, bottom: float) -> list[tuple[float, float]]:
@@ -260,7 +274,7 @@ def _draw_memory(axes: "Axes", timeline: Timeline, scale: _Scale) -> None:
     axes.set_title(f"memory   ·   peak of each rank on the right ({unit})", fontsize=8.5)
 
 
-def _legend(timelines: Sequence[Timeline]) -> Iterator[Any]:
+def _legend(timelines: Sequence[Timeline], *, messages: bool) -> Iterator[Any]:
     """Yield one patch per kind and route that occurs, in the order of kinds, each in the shade of the first chunk."""
     from matplotlib.patches import Patch
 
@@ -285,3 +299,5 @@ def _legend(timelines: Sequence[Timeline]) -> Iterator[Any]:
         yield Patch(facecolor="none", label="darker: a later chunk of the rank")
     if reduces:
         yield Patch(facecolor=REDUCTION.fill, label="gradient reduction")
+    if messages and any((timeline.lane == Lane.RECEIVE).any() for timeline in timelines):
+        yield Patch(facecolor=_MESSAGE, label="message under way to the rank")

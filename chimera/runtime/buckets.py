@@ -1,7 +1,7 @@
 """The gradients of parameters that are reduced together: one flat buffer, summed bucket by bucket over its replicas.
 
-Each bucket is started as soon as its gradients are complete, in one order everywhere. With sharding, replica i of n
-gets the sum of the i-th part of each bucket only. Who the replicas are and which action starts what, others say.
+Buckets are started one after another. With sharding, replica i of n gets the sum of the i-th part of each bucket only.
+Who the replicas are, when a bucket's turn comes and which action starts what, others say.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ from torch import nn
 
 from chimera.errors import UsageError
 from chimera.plan.buffers import buffer_layout
-from chimera.tensor.communicator import Communicator, Pending
+from chimera.runtime.ablation import GradientCommunicator
+from chimera.tensor.communicator import Pending
 from chimera.tensor.gradient_buffer import GradientBuffer, gradient_dtype
 
 __all__ = ["Gradients", "Replicas", "Transfer"]
@@ -28,7 +29,7 @@ class Replicas:
         on_cpu: whether collectives need CPU tensors although parameters are elsewhere.
     """
 
-    communicator: Communicator
+    communicator: GradientCommunicator
     rank: int
     on_cpu: bool
 
@@ -72,6 +73,9 @@ class Gradients:
         sharded: whether each replica gets its part of the sum only.
         counted: whether this rank's copy, or its part of the sum, may enter the gradient norm.
         bucket_bytes: gradients that one collective sums.
+
+    Attributes:
+        completing: for each bucket the parameter that comes first in the model, whose gradient is its last one.
     """
 
     def __init__(
@@ -96,6 +100,8 @@ class Gradients:
         self.buffer = GradientBuffer(parameters, self.layout)
         self.parameters = self.buffer.parameters
         self._bucket_of = {id(p): self.layout.bucket_of(number) for number, p in enumerate(parameters)}
+        first = {bucket: number for number, bucket in reversed(list(enumerate(self._bucket_of.values())))}
+        self.completing = [self.parameters[first[bucket]] for bucket in range(len(self.layout.buckets))]
         self._missing: list[set[int]] = []
         self._started = 0
         self._sums: list[Transfer] = []
@@ -117,7 +123,7 @@ class Gradients:
             self._missing[bucket].add(parameter)
 
     def arrived(self, parameter: nn.Parameter) -> None:
-        """Note that a gradient is complete, and start the buckets that are so with it, in order."""
+        """Note that a gradient is complete."""
         bucket = self._bucket_of[id(parameter)]
         if bucket < self._started:
             raise UsageError(
@@ -126,28 +132,14 @@ class Gradients:
                 "torch's checkpoint with use_reentrant=True; pass use_reentrant=False"
             )
         self._missing[bucket].discard(id(parameter))
-        while self._started < len(self._missing) and not self._missing[self._started]:
-            self._start_next()
-
-    def start(self) -> None:
-        """Start the buckets that are not started yet: all gradients are complete."""
-        while self._started < len(self.layout.buckets):
-            self._start_next()
-
-    def finish(self) -> None:
-        """Wait for the sums. Under sharding no parameter's gradient is whole then, so none keeps one."""
-        for transfer in self._sums:
-            transfer.finish()
-        if self._sums and self.sharded:
-            self.buffer.detach()
-        self._sums.clear()
 
     @property
-    def under_way(self) -> list[Pending]:
-        """The sums that are started and not finished."""
-        return [transfer.pending for transfer in self._sums]
+    def next_is_complete(self) -> bool:
+        """Whether every gradient of the next bucket has arrived."""
+        return not self._missing[self._started]
 
-    def _start_next(self) -> None:
+    def start_next(self) -> None:
+        """Start the next bucket, whose gradients are complete."""
         bucket, replicas = self._started, self.replicas
         self._started += 1
         if replicas is None:
@@ -161,3 +153,16 @@ class Gradients:
             self._sums.append(Transfer(pending, wire[mine], flat[mine]))
         else:
             self._sums.append(Transfer(replicas.communicator.all_reduce(wire), wire, flat))
+
+    def finish(self) -> None:
+        """Wait for the sums. Under sharding no parameter's gradient is whole then, so none keeps one."""
+        for transfer in self._sums:
+            transfer.finish()
+        if self._sums and self.sharded:
+            self.buffer.detach()
+        self._sums.clear()
+
+    @property
+    def under_way(self) -> list[Pending]:
+        """The sums that are started and not finished."""
+        return [transfer.pending for transfer in self._sums]

@@ -9,11 +9,11 @@ from chimera.runtime.watch import Watch
 __all__ = ["stalled"]
 
 
-def stalled(cause: str, groups: Groups, watch: Watch | None, schedule: Schedule) -> StalledError:
+def stalled(cause: str, groups: Groups, watch: Watch, schedule: Schedule) -> StalledError:
     """Return the error of a rank whose peer died or stalled; on the first to notice, with what every rank was doing."""
     summary = f"rank {groups.rank} gave up: {cause}"
     try:
-        if watch is None or not watch.claim_report():
+        if not watch.claim_report():
             return StalledError(summary)
         positions = watch.positions()
     except RuntimeError:
@@ -25,6 +25,8 @@ def stalled(cause: str, groups: Groups, watch: Watch | None, schedule: Schedule)
         text = "never said anything" if found is None else found.activity
         if found is not None and found.position is not None:
             text += f", at action {found.position}: {found.action}"
+            if found.awaited is not None and found.waited_s is not None:
+                text += f", waiting for rank {found.awaited} for {found.waited_s:.1f} s"
             # A rank may still be in, or already be in, another program than this one.
             program = schedule.actions[pipeline_rank]
             if found.position < len(program) and str(program[found.position]) == found.action:

@@ -15,7 +15,7 @@ from torch import nn
 from chimera.runtime.channels import Tensors
 from chimera.tensor.randomness import Keys
 
-__all__ = ["BackwardHalf", "CallsLayer", "ForwardHalf", "RunsLayers", "floating"]
+__all__ = ["BackwardHalf", "CallsLayer", "ForwardHalf", "Piece", "RunsLayers", "floating"]
 
 CallsLayer = Callable[[nn.Module, Tensors, Mapping[str, torch.Tensor]], Any]
 """Runs a layer on tensors and named fields in its own way, and gives what the layer would have given."""
@@ -46,7 +46,7 @@ class RunsLayers(Protocol):
         ...
 
 
-class _Piece(NamedTuple):
+class Piece(NamedTuple):
     """A piece that has run: its graph lies between inputs and outputs; without outputs it is still to be made again."""
 
     offsets: range
@@ -76,7 +76,7 @@ class ForwardHalf:
         self.batch = batch
         self.keys = keys
         self.outputs = inputs
-        self.pieces: list[_Piece] = []
+        self.pieces: list[Piece] = []
         self._graph = graph
         self._left = deque(stage.pieces)
         if graph:
@@ -111,7 +111,7 @@ class ForwardHalf:
             self.outputs = ()
         return outputs
 
-    def remade(self, piece: _Piece) -> _Piece:
+    def remade(self, piece: Piece) -> Piece:
         """Return ``piece`` with its graph, run again where only its inputs were kept."""
         if piece.outputs is not None:
             return piece
@@ -133,7 +133,7 @@ class ForwardHalf:
         return tuple(map(_cut, self.outputs)) if self.pieces else self.outputs
 
     def _end_piece(self, inputs: Tensors, outputs: Tensors) -> None:
-        self.pieces.append(_Piece(self._left.popleft(), inputs, outputs if self._graph else None))
+        self.pieces.append(Piece(self._left.popleft(), inputs, outputs if self._graph else None))
         self.outputs = outputs
 
 

@@ -5,7 +5,7 @@ stages share is held by the replicas of all of them. One of which each tensor-pa
 gradient is held by all of those too. Knows no buffers and no optimizer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -25,6 +25,7 @@ class Holding:
 
     Attributes:
         parameters: of this rank, in the order of the model.
+        places: where each stands among the parameters of its stage; 0 for a tied one.
         stages: those here that have them.
         group: their holders; None where this rank is the only one.
         first: whether this rank is the first of those, in groups of their own for each tensor-parallel rank.
@@ -32,6 +33,7 @@ class Holding:
     """
 
     parameters: tuple[nn.Parameter, ...]
+    places: tuple[int, ...]
     stages: frozenset[int]
     group: Communicator | None
     first: bool
@@ -50,12 +52,12 @@ def holdings(weights: Weights, tied: Sequence[TiedGroup], placement: Placement, 
     found: list[Holding] = []
     for stage, group in groups.stages.items():
         for alike in _alike(weights.untied(stage)):
-            holders = groups.copies[stage] if sharding_of(alike[0]).partial else group
+            holders = groups.copies[stage] if sharding_of(next(iter(alike.values()))).partial else group
             found.append(_holding(alike, [stage], holders, placement.ranks_of(stage)[0], groups, tied=False))
     for number, group in groups.tied.items():
         stages = tied[number].stages
         first = min(rank for stage in stages for rank in placement.ranks_of(stage))
-        found.append(_holding([weights.tied[number]], stages, group, first, groups, tied=True))
+        found.append(_holding({0: weights.tied[number]}, stages, group, first, groups, tied=True))
     return found
 
 
@@ -71,16 +73,18 @@ def counts_once(parameter: nn.Parameter, groups: Groups, *, shared_out: bool) ->
     return sharding.is_cut or (sharding.partial and shared_out) or groups.tensor.rank == 0
 
 
-def _alike(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters whose gradients are partial, and the others, which one group sums in one order."""
+def _alike(parameters: Sequence[nn.Parameter]) -> Iterator[dict[int, nn.Parameter]]:
+    """Yield by place the parameters whose gradients are partial, and the others, which one group sums in one order."""
     for partial in (False, True):
-        alike = [parameter for parameter in parameters if sharding_of(parameter).partial is partial]
+        alike = {
+            place: parameter for place, parameter in enumerate(parameters) if sharding_of(parameter).partial is partial
+        }
         if alike:
             yield alike
 
 
 def _holding(
-    parameters: Sequence[nn.Parameter],
+    by_place: Mapping[int, nn.Parameter],
     stages: Sequence[int],
     group: Communicator | None,
     first: int,
@@ -89,4 +93,11 @@ def _holding(
     tied: bool,
 ) -> Holding:
     is_first = groups.rank == groups.first_replica(first)
-    return Holding(tuple(parameters), frozenset(stages) & set(groups.stages), group, first=is_first, tied=tied)
+    return Holding(
+        tuple(by_place.values()),
+        tuple(by_place),
+        frozenset(stages) & set(groups.stages),
+        group,
+        first=is_first,
+        tied=tied,
+    )

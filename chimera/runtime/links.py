@@ -29,6 +29,10 @@ class Transfer(Protocol):
 class Link(Protocol):
     """This rank's end of a channel; the sending end is never asked to receive, nor the other to send."""
 
+    @property
+    def in_background(self) -> bool:
+        """Whether a message travels on while both ends do something else."""
+
     def send(self, tensor: torch.Tensor) -> Transfer:
         """Start sending a contiguous tensor."""
 
@@ -52,6 +56,11 @@ class CommunicatorLink:
     communicator: Communicator
     peer: int
     tag: int
+
+    @property
+    def in_background(self) -> bool:
+        """Communicators have threads or streams of their own."""
+        return True
 
     def send(self, tensor: torch.Tensor) -> Transfer:
         """Start sending a contiguous tensor."""

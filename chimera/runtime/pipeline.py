@@ -5,13 +5,12 @@ batch per call. It reduces gradients; the optimizer's step is the caller's, by a
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
-from chimera.errors import StalledError, UsageError
+from chimera.errors import UsageError
 from chimera.ir.action import Kind
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Timeline
@@ -20,11 +19,11 @@ from chimera.passes.lower import lower
 from chimera.passes.reductions import ReductionMode
 from chimera.plan.buffers import DEFAULT_BUCKET_BYTES
 from chimera.plan.partition import partition
+from chimera.runtime.ablation import ABLATIONS, Ablation
 from chimera.runtime.accounting import LossAccount
-from chimera.runtime.actions import Actions, Run
+from chimera.runtime.actions import Actions
 from chimera.runtime.channels import Channels, Spec
-from chimera.runtime.executor import Executor, Handlers
-from chimera.runtime.failure import stalled
+from chimera.runtime.executor import Executor, Observer
 from chimera.runtime.groups import Groups
 from chimera.runtime.holdings import holdings
 from chimera.runtime.loss import LossFunction, num_samples
@@ -33,7 +32,9 @@ from chimera.runtime.overlap import runs_together
 from chimera.runtime.portions import Portions
 from chimera.runtime.recorder import GatherTimes, Recorder
 from chimera.runtime.reduction import Reduction
+from chimera.runtime.run import Run
 from chimera.runtime.runnable import channels_of, check_cut, check_shares, check_updates, prepare_recompute, runnable
+from chimera.runtime.running import Running
 from chimera.runtime.shapes import Shapes
 from chimera.runtime.stage import Stage
 from chimera.runtime.updates import UpdateHook, Updates
@@ -41,7 +42,7 @@ from chimera.runtime.watch import Watch
 from chimera.runtime.weights import Weights, tied_groups
 from chimera.tensor.parallel import ALONE, TensorParallel
 from chimera.tensor.portion import Portion
-from chimera.tensor.randomness import Keys, preserved_generators
+from chimera.tensor.randomness import Keys
 from chimera.tensor.recompute import RecomputeMode
 from chimera.tensor.sharding import sharding_of
 
@@ -76,11 +77,16 @@ class Pipeline:
         shard_optimizer: whether the replicas of a stage (routes · d) each update a part of its weights, so that no
             optimizer state is kept twice. ``optimizer_parameters`` are then this rank's parts.
         bucket_bytes: gradients that are summed at once, while later ones are still being computed.
+        ablate: what is replaced by a single byte, to see what its transfer costs: "p2p", messages between stages;
+            "allreduce", gradients and updated weights between replicas; or "all". Nothing is learned then.
+        record_details: whether timelines also say when messages arrived that travel by themselves, and on CUDA what
+            memory was allocated after each computation.
         timeout_s: how long a rank waits for another before it gives up.
 
     Attributes:
         schedule: the lowered schedule that runs.
         step_number: steps done; part of every random key.
+        observer: gives the context that each instruction is run in, where one is set.
 
     Raises:
         ScheduleError: the schedule is not complete, ordered and free of deadlock.
@@ -106,6 +112,8 @@ class Pipeline:
         update: UpdateHook | None = None,
         shard_optimizer: bool = False,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        ablate: Ablation = "none",
+        record_details: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
         placement = schedule.placement
@@ -150,42 +158,37 @@ class Pipeline:
             for stage in groups.stages
         }
         held = holdings(self._weights, tied, placement, groups)
-        self._reduction = Reduction(held, groups, sharded=shard_optimizer, bucket_bytes=bucket_bytes)
+        without_messages, without_sums = ABLATIONS[ablate]
+        self._reduction = Reduction(
+            held, groups, sharded=shard_optimizer, bucket_bytes=bucket_bytes, one_byte=without_sums
+        )
         self._portions = Portions(self._weights, held, self._reduction, groups)
         self._publish_due = False
         self._updates = (
             None if update is None else Updates(self.schedule, groups, self._weights, self._reduction, update)
         )
-        self._recorder = Recorder(groups)
-        self._executor = Executor()
+        self._recorder = Recorder(groups, details=record_details)
+        executor = Executor()
+        self._channels = Channels(
+            groups, one_byte=without_messages, mark=self._recorder.mark if record_details else None
+        )
         self._shapes = Shapes(stages, placement.routes, groups, with_output=not hasattr(loss_fn, "counts"))
         self._account = LossAccount(self.schedule, groups, loss_fn)
         self._actions = Actions(
             schedule=self.schedule,
             groups=groups,
-            channels=Channels(groups),
+            channels=self._channels,
             stages=stages,
             reduction=self._reduction,
             portions=self._portions,
             recorder=self._recorder,
-            executor=self._executor,
+            executor=executor,
             loss_fn=loss_fn,
             updates=self._updates,
         )
         self._earlier_runs = self.schedule if self._updates else without_reductions(self.schedule)
         self._evaluations: dict[int, Schedule] = {}
-        self._running = self.schedule
-        self.watch = (
-            Watch(
-                groups.store,
-                groups.rank,
-                groups.size,
-                here=self._here,
-                end_waits=groups.abort,
-            )
-            if groups.store is not None
-            else None
-        )
+        self._running = Running(self.schedule, groups, executor, self._actions)
 
     # Training and evaluation
 
@@ -240,12 +243,12 @@ class Pipeline:
             seed=self._seed, step=self.step_number, microbatches=microbatch_indices, device=groups.device
         )
         schedule = self.schedule if last else self._earlier_runs
-        with self._watched(f"step {self.step_number}", schedule):
+        with self._running.watched(f"step {self.step_number}", schedule):
             self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = self._begin(batches, goals, specs, keys, counts)
             run.loss_scale = loss_scale
-            self._execute(run, schedule, self._actions.training)
+            self._running.execute(run, self._actions.training)
             loss = self._account.total(run.sums(), last=last)
         self.step_number += last
         if last and self._updates is None:
@@ -263,12 +266,17 @@ class Pipeline:
         m = min(self.schedule.num_microbatches, num_samples(inputs)) if whole else len(inputs)
         batches, goals = cut_both(inputs, targets, m, self.groups.device)
         schedule = self._evaluation(m)
-        with self._watched("evaluation", schedule), self._weights.evaluation_mode(), torch.no_grad():
+        with self._running.watched("evaluation", schedule), self._weights.evaluation_mode(), torch.no_grad():
             self._publish_if_due()
             specs = self._shapes.agree(batches, schedule.microbatch_to_route)
             run = Run(batches, goals, specs, None, schedule.microbatch_to_route, (), ())
-            self._execute(run, schedule, self._actions.evaluation)
+            self._running.execute(run, self._actions.evaluation)
             return self._account.evaluation_total(run.sums(), first_route=schedule.microbatch_to_route[0])
+
+    @property
+    def watch(self) -> Watch:
+        """What publishes this rank's position to the others."""
+        return self._running.watch
 
     @property
     def updates_per_step(self) -> int:
@@ -280,13 +288,34 @@ class Pipeline:
         """The latest loss by term: sum / count."""
         return self._account.terms
 
+    @property
+    def observer(self) -> Observer | None:
+        """What gives the context that each instruction is run in; None for none."""
+        return self._running.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._running.observer = observer
+
     def timeline(self) -> Timeline:
         """Return the measured timeline of the latest step or evaluation, of this replica's ranks. A collective."""
-        return self._recorder.timeline(self._running)
+        return self.timelines()[self.groups.rank % self.groups.grid.width]
+
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Return the timelines of all pipelines, each beginning with its first rank in the world. A collective."""
+        return self._recorder.timelines(self._running.schedule)
 
     def gather_times(self) -> GatherTimes:
         """Return how long the weights of the latest step were gathered under sharding, and waited for. A collective."""
         return self._recorder.gather_times()
+
+    def message_bytes(self) -> list[int]:
+        """Return the size of the largest message forward over each boundary between stages so far. A collective."""
+        return self._shapes.message_bytes(self.schedule.num_stages)
+
+    def recording(self) -> tuple[int, float]:
+        """Return how many spans this rank recorded in the latest step, and the seconds that one takes."""
+        return self._recorder.num_events, self._recorder.event_s()
 
     # Parameters and gradients
 
@@ -320,7 +349,7 @@ class Pipeline:
         Returns:
             The same shape: for each portion the sums over all portions of its parameter.
         """
-        with self._watched("sums over portions", self._running):
+        with self._running.watched("sums over portions"):
             return self._portions.sum_over_portions(parameters, values)
 
     def collected(self, of_portion: Callable[[nn.Parameter], torch.Tensor | None]) -> dict[str, torch.Tensor]:
@@ -330,7 +359,7 @@ class Pipeline:
             of_portion: a tensor in the shape of the portion's parameter, such as that itself or a moment of it; None
                 for one that does not train and has none.
         """
-        with self._watched("bringing portions together", self._running):
+        with self._running.watched("bringing portions together"):
             return self._portions.collected(of_portion)
 
     def publish_weights(self) -> None:
@@ -346,7 +375,7 @@ class Pipeline:
     def gradient_norm(self) -> float:
         """Return the 2-norm of the whole model's gradient; tied and replicated parameters count once. A collective."""
         self._require_gradients("gradient_norm")
-        with self._watched("gradient norm", self._running):
+        with self._running.watched("gradient norm"):
             return self._portions.gradient_norm()
 
     def scale_gradients(self, factor: float) -> None:
@@ -355,9 +384,9 @@ class Pipeline:
         self._reduction.scale(factor)
 
     def close(self) -> None:
-        """Stop the thread that publishes this rank's position."""
-        if self.watch is not None:
-            self.watch.close()
+        """Stop the threads that publish this rank's position and wait for its messages."""
+        self._channels.close()
+        self.watch.close()
 
     # Parts
 
@@ -396,33 +425,3 @@ class Pipeline:
         if m not in self._evaluations:
             self._evaluations[m] = lower(forward_only(self.schedule, m), reduce=None)
         return self._evaluations[m]
-
-    def _execute(self, run: Run, schedule: Schedule, handlers: Handlers) -> None:
-        """Run this rank's program, and wait for what it leaves under way."""
-        program = schedule.actions[self.groups.pipeline_rank]
-        self._actions.begin(run, program)
-        self._executor.run(program, handlers)
-        if self.watch is not None:
-            self.watch.activity += ", waiting for reductions and sends under way"
-        self._actions.finish()
-
-    def _here(self) -> tuple[int | None, str | None]:
-        """Return this rank's place in its program and the action there; asked from another thread."""
-        position, program = self._executor.position, self._running.actions[self.groups.pipeline_rank]
-        if position is None or position >= len(program):
-            return None, None
-        return position, str(program[position])
-
-    @contextmanager
-    def _watched(self, activity: str, schedule: Schedule) -> Iterator[None]:
-        """Say what this rank does meanwhile, leave the caller's random streams alone, and report a lost peer."""
-        self._running = schedule
-        if self.watch is not None:
-            self.watch.activity = activity
-        try:
-            with preserved_generators(self.groups.device):
-                yield
-        except StalledError as error:
-            raise stalled(str(error), self.groups, self.watch, schedule) from error
-        if self.watch is not None:
-            self.watch.activity = "between steps"

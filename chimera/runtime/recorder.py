@@ -1,36 +1,39 @@
 """What a rank did and when: one span per action, on the host's clock or by CUDA events.
 
-Spans of all ranks are gathered into the same ``Timeline`` a simulation gives. Clocks are aligned to rank 0's: ranks of
-one boot of one machine share the monotonic clock, others measure their offset by the shortest of several round trips.
+Spans of all ranks are gathered into the same ``Timeline`` a simulation gives (``runtime.gathered``). Clocks are aligned
+to rank 0's: ranks of one boot of one machine share the monotonic clock, others measure their offset by the shortest of
+several round trips.
 """
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Final
 
-import numpy as np
 import torch
 
-from chimera.ir.costs import Costs
 from chimera.ir.schedule import Schedule
 from chimera.ir.timeline import Lane, Timeline
+from chimera.runtime.gathered import COLUMNS, timelines_of
 from chimera.runtime.groups import Groups
+from chimera.runtime.marks import Mark, mark_on_stream
 from chimera.runtime.shapes import share_json
 from chimera.tensor.communicator import Pending
 
-__all__ = ["Ends", "GatherTimes", "Mark", "Recorder"]
-
-Mark = float | torch.cuda.Event
-"""A moment: seconds on the host's clock, or an event on a CUDA stream."""
+__all__ = ["Ends", "GatherTimes", "Recorder"]
 
 _ROUND_TRIPS = 16
+_EVENTS = 2000
 _TAG = 2
 
 
-_Span = tuple[int, Lane, Mark, Mark]
-"""Position in the program, lane, start, end."""
+_Span = tuple[int, Lane, Mark, Mark, Mark | None, float]
+"""Position in the program, lane, start, end; of a receive, when the message was there; bytes allocated behind it."""
+_UNKNOWN: Final = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +72,19 @@ class _Gather:
 
 
 class Recorder:
-    """Records the spans of one rank for the latest step, and the gathers of weights that it began with."""
+    """Records the spans of one rank for the latest step, and the gathers of weights that it began with.
 
-    def __init__(self, groups: Groups) -> None:
+    Args:
+        groups: this rank's place.
+        details: whether to note on CUDA what memory is allocated after each computation.
+    """
+
+    def __init__(self, groups: Groups, *, details: bool = False) -> None:
         self._groups = groups
         self._on_cuda = groups.device.type == "cuda"
+        self._with_memory = details and self._on_cuda
         self._spans: list[_Span] = []
-        self.mark: Callable[[], Mark] = _event if self._on_cuda else time.perf_counter
+        self.mark: Callable[[], Mark] = mark_on_stream if self._on_cuda else time.perf_counter
         """Returns this moment: on the stream where there is one, else on the host's clock."""
         self._base: tuple[float, torch.cuda.Event] | None = None
         self._offset_s: float | None = None
@@ -89,13 +98,32 @@ class Recorder:
             self._gather, self._next_gather = self._next_gather, None
         if self._on_cuda:
             torch.cuda.synchronize(self._groups.device)
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record()
-            self._base = (time.perf_counter(), event)
+            self._base = (time.perf_counter(), mark_on_stream())
 
     def add(self, position: int, lane: Lane, start: Mark, end: Mark) -> None:
         """Record one span of the action at ``position`` of this rank's program."""
-        self._spans.append((position, lane, start, end))
+        held = float(torch.cuda.memory_allocated(self._groups.device)) if self._with_memory else _UNKNOWN
+        self._spans.append((position, lane, start, end, None, held))
+
+    def received(self, position: int, start: Mark, end: Mark, arrived: Mark | None) -> None:
+        """Record that a message was waited for from ``start`` to ``end``, and when it was there, if that is known."""
+        self._spans.append((position, Lane.RECEIVE, start, end, arrived, _UNKNOWN))
+
+    @property
+    def num_events(self) -> int:
+        """Spans recorded since the latest step began."""
+        return len(self._spans)
+
+    def event_s(self) -> float:
+        """Return what recording one span takes here, the median of many; what is recorded stays as it is."""
+        kept, self._spans = self._spans, []
+        times = []
+        for _ in range(_EVENTS):
+            begin = time.perf_counter()
+            self.add(0, Lane.COMPUTE, self.mark(), self.mark())
+            times.append(time.perf_counter() - begin)
+        self._spans = kept
+        return statistics.median(times)
 
     def ends_of(self, collectives: Sequence[Pending]) -> Ends:
         """Note when ``collectives``, which have just been started, end."""
@@ -140,34 +168,24 @@ class Recorder:
         total = self._groups.sum_everywhere(torch.tensor(mine, dtype=torch.float64)) / self._groups.size
         return GatherTimes(*total.tolist())
 
-    def timeline(self, schedule: Schedule) -> Timeline:
-        """Gather the latest step of all ranks of this pipeline, in seconds from its first start; a collective."""
-        offset = self._offset()
-        mine = torch.tensor(
-            [
-                (p, lane, self._seconds(start) + offset, self._seconds(end) + offset)
-                for p, lane, start, end in self._spans
-            ],
-            dtype=torch.float64,
-        ).reshape(-1, 4)
+    def timelines(self, schedule: Schedule) -> tuple[Timeline, ...]:
+        """Gather the latest step of all ranks, one timeline per pipeline in seconds from its first start; a collective.
+
+        Pipeline k is that of world ranks k, k + t · d, ….
+        """
+        mine = torch.tensor([self._row(span) for span in self._spans], dtype=torch.float64).reshape(-1, COLUMNS)
         lengths = self._groups.gather(torch.tensor([len(mine)]))
-        padded = torch.zeros(int(max(lengths)), 4, dtype=torch.float64)
+        padded = torch.zeros(int(max(lengths)), COLUMNS, dtype=torch.float64)
         padded[: len(mine)] = mine
-        rows = self._groups.gather(padded)
-        ranks = self._groups.grid.pipeline_group(self._groups.rank)
-        start = min((float(rows[r][: lengths[r], 2].min()) for r in ranks if lengths[r]), default=0.0)
-        spans = [
-            (rank, Lane(int(lane)), schedule.actions[rank][int(position)], begin - start, end - start)
-            for rank, world_rank in enumerate(ranks)
-            for position, lane, begin, end in np.asarray(rows[world_rank][: lengths[world_rank]])
-        ]
-        return Timeline.from_spans(
-            spans,
-            num_ranks=len(ranks),
-            name=schedule.name,
-            activations=Costs().resolve(schedule).activations,
-            microbatch_to_route=schedule.microbatch_to_route,
-        )
+        rows = [part[: int(length)].numpy() for part, length in zip(self._groups.gather(padded), lengths, strict=True)]
+        grid = self._groups.grid
+        return timelines_of(schedule, [[rows[rank] for rank in grid.pipeline_group(k)] for k in range(grid.width)])
+
+    def _row(self, span: _Span) -> tuple[float, ...]:
+        position, lane, start, end, arrived, held = span
+        offset = self._offset()
+        there = _UNKNOWN if arrived is None else self._seconds(arrived) + offset
+        return position, lane, self._seconds(start) + offset, self._seconds(end) + offset, there, held
 
     def _seconds(self, mark: Mark) -> float:
         if isinstance(mark, float):
@@ -213,12 +231,6 @@ class Recorder:
             control.receive(clock, rank, _TAG).wait()
             clock[0] = time.perf_counter()
             control.send(clock, rank, _TAG).wait()
-
-
-def _event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
 
 
 def _note(marks: list[Mark], mark: Callable[[], Mark]) -> None:

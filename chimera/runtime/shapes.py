@@ -6,6 +6,7 @@ module buffers) is put back. What is agreed is kept for the life of the pipeline
 """
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from chimera.runtime.microbatches import Signature, signature
 from chimera.runtime.stage import Stage, spec_of
 from chimera.tensor.randomness import preserved_generators
 
-__all__ = ["Shapes", "exchange_json", "gradient_spec", "share_json"]
+__all__ = ["Shapes", "exchange_json", "gather_json", "gradient_spec", "share_json"]
 
 _TAG = 1
 """Tag of agreement messages on the control group, apart from nothing else that is sent point to point there."""
@@ -56,6 +57,17 @@ class Shapes:
                 self._outputs[key] = self._walk(self._routes[route], microbatch)
             agreed.append(self._outputs[key])
         return agreed
+
+    def message_bytes(self, num_stages: int) -> list[int]:
+        """Return the size of the largest forward message at each boundary that has been agreed on; a collective."""
+        mine = torch.zeros(num_stages - 1, dtype=torch.int64)
+        for outputs in self._outputs.values():
+            for stage, spec in outputs.items():
+                if stage < num_stages - 1:
+                    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in spec)
+                    mine[stage] = max(int(mine[stage]), size)
+        sizes: list[int] = torch.stack(self._groups.gather(mine)).amax(0).tolist()
+        return sizes
 
     def _walk(self, ranks: Sequence[int], microbatch: Any) -> dict[int, Spec]:
         """Pass the specs down one route; every rank takes part for the stages it holds there."""
@@ -123,6 +135,18 @@ def share_json(groups: Groups, value: Any, *, root: int) -> Any:
         payload = torch.empty(int(length), dtype=torch.uint8)
     groups.control.broadcast(payload, root).wait()
     return json.loads(payload.numpy().tobytes())
+
+
+def gather_json(groups: Groups, value: Any) -> list[Any]:
+    """Return the value of every rank, in rank order, on every rank."""
+    if groups.control is None:
+        return [value]
+    payload = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    lengths = [int(length) for length in groups.gather(torch.tensor([payload.numel()]))]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: payload.numel()] = payload
+    gathered = zip(groups.gather(padded), lengths, strict=True)
+    return [json.loads(found[:length].numpy().tobytes()) for found, length in gathered]
 
 
 def _spec_to_json(spec: Spec) -> list[tuple[list[int], str]]:

@@ -22,6 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 import torch
 from torch.distributed.distributed_c10d import Store
@@ -61,9 +62,11 @@ class _Slot:
     pages: int
     memory: mmap.mmap
     message: torch.Tensor = field(init=False)
+    room: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.message = torch.frombuffer(self.memory, dtype=torch.uint8)[_HEADER:]
+        self.room = len(self.message)
 
     @classmethod
     def of_file(cls, file: int, first_page: int, pages: int) -> "_Slot":
@@ -88,6 +91,9 @@ class Sender:
     Args:
         peer: the receiver's world rank.
     """
+
+    in_background: Final = False
+    """The two ends copy messages themselves."""
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
@@ -133,7 +139,7 @@ class Sender:
         """Nothing waits here."""
 
     def _free_slot(self, size: int) -> _Slot:
-        fitting = [slot for slot in self._slots if len(slot.message) >= size and slot.memory[0] == _FREE]
+        fitting = [slot for slot in self._slots if slot.room >= size and slot.memory[0] == _FREE]
         if fitting:
             return min(fitting, key=lambda slot: slot.pages)
         # A power of two, so that messages of about one size share slots; pages that are never written take no memory.
@@ -167,6 +173,8 @@ class Receiver:
         records: descriptor of the pipe's read end; likewise.
         timeout: how long a wait lasts.
     """
+
+    in_background: Final = False
 
     def __init__(self, peer: int, file: int, records: int, timeout: timedelta) -> None:
         self.peer = peer

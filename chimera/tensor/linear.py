@@ -138,7 +138,7 @@ class WeightProducts:
 
 
 class DefersWeights:
-    """Base of modules whose weight gradient can wait.
+    """Base of modules whose weight gradient can wait, or goes past autograd to where gradients are summed.
 
     Attributes:
         products: where to put it; None where no runtime has asked for it.

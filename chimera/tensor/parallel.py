@@ -58,7 +58,8 @@ class TensorParallel:
         rank: this one's number, 0…t-1.
         size: t.
         sequence: whether activations between tensor-parallel regions are divided along the sequence (dim 1).
-        communicator: of these ranks; None where there is only one, or where only shapes are asked for.
+        communicator: of these ranks; None where there is only one, or where only shapes are asked for: tensors without
+            storage exchange nothing.
     """
 
     rank: int = 0
@@ -156,20 +157,21 @@ class TensorParallel:
         """Start summing over the ranks; ``into`` says that the result may stand where ``values`` did."""
         wire = self._wire(values, copy=not into)
         # Backends differ in what they make of nothing, which all ranks have alike.
-        pending = self._group.all_reduce(wire) if wire.numel() else None
+        pending = self._group.all_reduce(wire) if wire.numel() and not wire.is_meta else None
         return Collective(pending, wire, values.device)
 
     def start_maximum(self, values: Tensor) -> Collective:
         """Start taking the largest value over the ranks; the result is a tensor of its own."""
         wire = self._wire(values, copy=True)
-        pending = self._group.maximum(wire) if wire.numel() else None
+        pending = self._group.maximum(wire) if wire.numel() and not wire.is_meta else None
         return Collective(pending, wire, values.device)
 
     def start_gather(self, part: Tensor, dim: int) -> Collective:
         """Start joining the ranks' parts along ``dim``."""
         wire = self._wire(part)
         result = wire.new_empty((self.size, *wire.shape))
-        return Collective(self._group.all_gather(result, wire), result, part.device, dim=dim)
+        pending = None if wire.is_meta else self._group.all_gather(result, wire)
+        return Collective(pending, result, part.device, dim=dim)
 
     def start_scatter(self, values: Tensor, dim: int) -> Collective:
         """Start summing over the ranks, of which each gets its own part along ``dim`` (a reduce-scatter).
@@ -180,7 +182,8 @@ class TensorParallel:
         length = self.share(values.shape[dim], "the sequence length" if dim == _SEQUENCE else f"dimension {dim}")
         wire = self._wire(torch.unflatten(values, dim, (self.size, length)).movedim(dim, 0))
         result = torch.empty_like(wire[0])
-        return Collective(self._group.reduce_scatter(result, wire), result, values.device)
+        pending = None if wire.is_meta else self._group.reduce_scatter(result, wire)
+        return Collective(pending, result, values.device)
 
     @property
     def _group(self) -> Communicator:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from chimera.tensor.linear import DefersWeights
+from chimera.tensor.lookup import looked_up
 from chimera.tensor.parallel import ALONE, TensorParallel
 from chimera.tensor.regions import reduce_from_tensor_region, reduce_scatter_to_sequence_region
 from chimera.tensor.sharding import Segment, Sharding, mark
@@ -70,7 +72,7 @@ class Vocabulary:
         return (Segment(self.num_words, self.rows),)
 
 
-class VocabularyEmbedding(nn.Embedding):
+class VocabularyEmbedding(nn.Embedding, DefersWeights):
     """Word embeddings, each rank's part of the words.
 
     Args:
@@ -94,9 +96,9 @@ class VocabularyEmbedding(nn.Embedding):
         """
         parallel = self.vocabulary.parallel
         if parallel.size == 1:
-            return super().forward(input)
+            return looked_up(input, self.weight, self.products)
         elsewhere, local = self._local(input)
-        summand = functional.embedding(local, self.weight).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        summand = looked_up(local, self.weight, self.products).masked_fill(elsewhere.unsqueeze(-1), 0.0)
         if parallel.divides_sequence:
             return reduce_scatter_to_sequence_region(summand, parallel)
         return reduce_from_tensor_region(summand, parallel)

@@ -1,8 +1,9 @@
 """Chrome trace JSON of a timeline, as Perfetto and chrome://tracing load it.
 
 Process = rank; thread 0 compute, 1 send, 2 receive, 3 collectives. Events of one thread must nest, so spans of a lane
-that overlap go to further threads (4 more each time). Times are microseconds from the first span; in a timeline of
-model units one unit is shown as one millisecond. Written event by event: nothing is held but one rank's spans.
+that overlap go to further threads (4 more each time). An arrow leads from each send to the computation that needs it.
+Times are microseconds from the first span; in a timeline of model units one unit is shown as one millisecond. Written
+event by event: nothing is held but one rank's spans, and a number for each message.
 """
 
 import json
@@ -10,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from chimera.ir.action import Action, Instruction, Kind, Overlap
+from chimera.ir.action import Action, Instruction, Kind, Overlap, flatten
 from chimera.ir.costs import SECOND
-from chimera.ir.dependencies import PHASES, RECEIVED, SENT, Phase
+from chimera.ir.dependencies import NEEDS, PHASES, RECEIVED, SENT, Phase
 from chimera.ir.files import replacing
 from chimera.ir.timeline import Lane, Span, Timeline
 
@@ -52,6 +53,7 @@ def trace_events(timeline: Timeline, *, memory: bool = True) -> Iterator[dict[st
     """Yield the events, rank by rank: names, then spans by thread in order of time, then the memory counter."""
     scale = _US_PER_S if timeline.unit == SECOND else _US_PER_MODEL_UNIT
     zero = float(timeline.start.min()) if len(timeline.start) else 0.0
+    messages = _messages(timeline)
     for rank in range(timeline.num_ranks):
         threads = _threads(timeline.spans(rank))
         yield _metadata("process_name", rank, name=f"rank {rank}")
@@ -63,6 +65,8 @@ def trace_events(timeline: Timeline, *, memory: bool = True) -> Iterator[dict[st
             yield _metadata("thread_sort_index", rank, thread, sort_index=1000 * lane + extra)
             for span in spans:
                 yield _complete(span, thread, timeline, zero=zero, scale=scale)
+                for number, ends in _ends(span, messages):
+                    yield _flow(span, thread, number, ends=ends, zero=zero, scale=scale)
         if memory and (timeline.table.kind == Kind.F).any():
             yield from _counter(timeline, rank, zero=zero, scale=scale)
 
@@ -76,6 +80,39 @@ def _threads(spans: Iterator[Span]) -> dict[tuple[Lane, int], list[Span]]:
             extra += 1
         thread.append(span)
     return threads
+
+
+_Message = tuple[Phase, int, int]
+"""Phase, sending stage, micro-batch."""
+
+
+def _messages(timeline: Timeline) -> dict[_Message, int]:
+    """Number the messages that were sent, so that both ends of an arrow are known by one number."""
+    table = timeline.table
+    rows = [row for row in range(len(table)) if Kind(int(table.kind[row])) in SENT]
+    keys = ((SENT[Kind(int(table.kind[r]))], int(table.stage[r]), int(table.microbatch[r])) for r in rows)
+    return {key: number for number, key in enumerate(keys)}
+
+
+def _ends(span: Span, messages: dict[_Message, int]) -> Iterator[tuple[int, bool]]:
+    """Yield (number, whether it ends here) of the arrows that touch a span: a send's own, and those of its messages."""
+    for action in flatten([span.action]):
+        if action.microbatch is None:
+            continue
+        if action.kind in SENT:
+            yield messages[SENT[action.kind], action.stage, action.microbatch], False
+        for phase, needed, offset in NEEDS:
+            key = needed, action.stage + offset, action.microbatch
+            if offset and PHASES.get(action.kind) is phase and key in messages:
+                yield messages[key], True
+
+
+def _flow(span: Span, thread: int, number: int, *, ends: bool, zero: float, scale: float) -> dict[str, Any]:
+    place = {"pid": span.rank, "tid": thread, "ts": round((span.start - zero) * scale, 3)}
+    # An end is bound to the event around it, not to the next one.
+    return {"name": "message", "cat": "message", "ph": "f" if ends else "s", "id": number, **place} | (
+        {"bp": "e"} if ends else {}
+    )
 
 
 def _complete(span: Span, thread: int, timeline: Timeline, *, zero: float, scale: float) -> dict[str, Any]:

@@ -26,7 +26,14 @@ from chimera.ir.files import check_keys, read_json_object
 from chimera.runtime.groups import Groups
 from chimera.train.folder import MARKER, checkpoint_path, checkpoint_steps
 
-__all__ = ["Checkpoint", "latest_checkpoint", "load_tensors", "read_checkpoint", "save_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "building_checkpoint",
+    "latest_checkpoint",
+    "load_tensors",
+    "read_checkpoint",
+    "save_checkpoint",
+]
 
 _FORMAT: Final = "chimera-checkpoint"
 _VERSION: Final = 2
@@ -97,7 +104,7 @@ def save_checkpoint(
         CheckpointError: some rank could not write; no checkpoint has changed.
     """
     final = checkpoint_path(folder, step)
-    building = folder / f".saving-{final.name}"
+    building = _building_of(final)
     file = f"shard-00001-model-{groups.rank + 1:05d}-of-{groups.size:05d}.safetensors"
     written = [0.0] * groups.size
     written[groups.rank] = float(bool(tensors))
@@ -108,18 +115,13 @@ def save_checkpoint(
         building.mkdir(parents=True)
 
     def complete() -> None:
-        files = {path.name: path.stat().st_size for path in sorted(building.iterdir())}
-        if len(files) != sum(written):
+        found = len(list(building.iterdir()))
+        if found != sum(written):
             raise CheckpointError(
-                f"{sum(written):.0f} ranks wrote, {len(files)} files are here; train.out must be a folder that all "
+                f"{sum(written):.0f} ranks wrote, {found} files are here; train.out must be a folder that all "
                 "hosts share"
             )
-        marker = {"format": _FORMAT, "version": _VERSION, "step": step, "files": files, "description": description}
-        _write_synced(building / MARKER, json.dumps(marker, indent=1))
-        _sync_folder(building)
-        shutil.rmtree(final, ignore_errors=True)  # of this step, and damaged: a complete one is not saved again
-        building.rename(final)
-        _sync_folder(folder)
+        _publish(building, final, step, description)
         for old in list(checkpoint_steps(folder).values())[:-keep]:
             # Without its marker it is no checkpoint any more, however far the deletion gets.
             (old / MARKER).unlink()
@@ -133,6 +135,26 @@ def save_checkpoint(
         if groups.rank == 0:
             shutil.rmtree(building, ignore_errors=True)
     return final
+
+
+@contextmanager
+def building_checkpoint(folder: Path, step: int, description: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield an empty folder to write safetensors files into; afterwards it is the checkpoint of ``step``.
+
+    For a process on its own; after an exception nothing of it is left.
+    """
+    final = checkpoint_path(folder, step)
+    building = _building_of(final)
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    try:
+        yield building
+        for path in building.iterdir():
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+        _publish(building, final, step, description)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
 
 
 def load_tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
@@ -155,6 +177,21 @@ def load_tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read: {error}; delete it to go on from another checkpoint") from error
     return tensors
+
+
+def _building_of(final: Path) -> Path:
+    return final.with_name(f".saving-{final.name}")
+
+
+def _publish(building: Path, final: Path, step: int, description: Mapping[str, Any]) -> None:
+    """Describe what has been built, bring it to the disk, and give it its name."""
+    files = {path.name: path.stat().st_size for path in sorted(building.iterdir())}
+    marker = {"format": _FORMAT, "version": _VERSION, "step": step, "files": files, "description": description}
+    _write_synced(building / MARKER, json.dumps(marker, indent=1))
+    _sync_folder(building)
+    shutil.rmtree(final, ignore_errors=True)  # of this step, and damaged: a complete one is not saved again
+    building.rename(final)
+    _sync_folder(final.parent)
 
 
 def _write_tensors(folder: Path, file: str, tensors: Mapping[str, Tensor], groups: Groups) -> None:

@@ -20,6 +20,7 @@ from chimera.train.families import family_of
 from chimera.train.loss_scale import LossScaleOptions
 from chimera.train.lr_schedules import LearningRate
 from chimera.train.optimizers import OptimizerConfig
+from chimera.train.profile_options import ProfileOptions
 
 __all__ = [
     "Device",
@@ -184,11 +185,15 @@ class RuntimeOptions:
     Attributes:
         timeout_s: how long a rank waits for another before the job ends.
         device: where ranks compute; auto takes CUDA where there is a device.
-        port: of the job's store on 127.0.0.1; 0 takes any that is free.
+        interface: network interface that ranks meet and talk over, by name (eth0), by an address of it, or by its
+            network (10.0.0.0/8); when not given, the loopback interface where all ranks are on one host, else the one
+            that leads to the first rank.
+        port: of the job's store, on the first rank's host; 0 takes any that is free.
     """
 
     timeout_s: float = 600.0
     device: Device = "auto"
+    interface: str | None = None
     port: int = 0
 
     def __post_init__(self) -> None:
@@ -197,6 +202,8 @@ class RuntimeOptions:
         _require_one_of(get_args(Device), "runtime", "device", self.device)
         if not 0 <= self.port < 65536:
             raise ConfigError(f"[runtime] port = {self.port} must be in 0…65535; 0 takes any that is free")
+        if self.interface == "":
+            raise ConfigError('[runtime] interface is empty; name one, such as eth0, or set it to "none"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,9 +212,19 @@ class MetricsOptions:
 
     Attributes:
         tensorboard: whether to write a TensorBoard log beside ``metrics.jsonl``.
+        wandb: whether to log to Weights & Biases too; WANDB_MODE=offline keeps it on this machine.
+        mlflow: whether to log to MLflow too, at MLFLOW_TRACKING_URI or into mlflow.db of the run's folder.
+        project: what Weights & Biases calls the project, and MLflow the experiment.
     """
 
     tensorboard: bool = True
+    wandb: bool = False
+    mlflow: bool = False
+    project: str = "chimera"
+
+    def __post_init__(self) -> None:
+        if not self.project.strip():
+            raise ConfigError('[metrics] project is empty; give a name, such as "chimera"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +245,7 @@ class TrainConfig:
     loss_scale: LossScaleOptions = field(default_factory=LossScaleOptions)
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
+    profile: ProfileOptions = field(default_factory=ProfileOptions)
 
     def __post_init__(self) -> None:
         family = family_of(self.model)
@@ -286,6 +304,11 @@ class TrainConfig:
     def bucket_bytes(self) -> int:
         """Gradients that one collective sums."""
         return round(self.parallel.bucket_mib * 2**20)
+
+    @property
+    def loss_scale_if_any(self) -> LossScaleOptions | None:
+        """The options of the loss scale; None where the number format needs none."""
+        return self.loss_scale if self.train.dtype == "fp16" else None
 
     @property
     def world_size(self) -> int:

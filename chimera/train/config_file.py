@@ -24,7 +24,16 @@ from chimera.models.config import TransformerConfig
 from chimera.train.config import TrainConfig
 from chimera.train.families import FAMILIES
 
-__all__ = ["SECTIONS", "load_config", "make_config", "section_classes", "section_types", "to_toml", "type_text"]
+__all__ = [
+    "SECTIONS",
+    "file_sets",
+    "load_config",
+    "make_config",
+    "section_classes",
+    "section_types",
+    "to_toml",
+    "type_text",
+]
 
 _Values = dict[str, dict[str, Any]]
 _NONE: Final = "none"
@@ -43,16 +52,28 @@ def load_config(path: str | Path, overrides: Mapping[str, str] | None = None) ->
         ConfigError: the file cannot be read, a key is unknown or missing, a value is of another type or out of range,
             or options contradict each other.
     """
-    path = Path(path)
+    return make_config(_document(Path(path)), overrides, where=str(path))
+
+
+def file_sets(path: str | Path, section: str, key: str) -> bool:
+    """Whether a file gives a value to an option.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    table = _document(Path(path)).get(section)
+    return isinstance(table, Mapping) and key in table
+
+
+def _document(path: Path) -> dict[str, Any]:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; give the path of a configuration file (TOML)") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
-    return make_config(document, overrides, where=str(path))
 
 
 def make_config(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from chimera.ir.timeline import Timeline
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
+from chimera.train.tracking.record import RunRecord
 
-__all__ = ["Event", "Report", "Saved", "Started", "TrainingResult"]
+__all__ = ["Event", "Report", "Restarted", "Saved", "Started", "TrackerFailed", "TrainingResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +31,39 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Restarted:
+    """The job failed, and its launcher has started it again.
+
+    Attributes:
+        restarts: how often so far.
+        checkpoint: that the run goes on from; None where it begins anew.
+    """
+
+    restarts: int
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """A checkpoint is complete."""
 
     path: Path
 
 
-Event = Started | StepMetrics | EvaluationMetrics | Saved | str
+@dataclass(frozen=True, slots=True)
+class TrackerFailed:
+    """A tracker, or the record, could not be written; told once, the run goes on.
+
+    Attributes:
+        name: as ``[metrics]`` calls it, or the file.
+        failure: when and why, without secrets.
+    """
+
+    name: str
+    failure: str
+
+
+Event = Restarted | Started | StepMetrics | EvaluationMetrics | Saved | TrackerFailed | str
 """What a rank reports; a text says what it is at. Only the first rank reports anything else."""
 
 Report = Callable[[Event], None]
@@ -57,6 +84,7 @@ class TrainingResult:
         heldout_unigram_cross_entropy: held-out loss of knowing the training text's word frequencies, in nats.
         checkpoint: the newest one.
         train_s: seconds of this run's steps and evaluations, start-up apart.
+        record: of the run; None where nothing was left to do, and on all ranks but the first.
     """
 
     out: Path
@@ -68,3 +96,4 @@ class TrainingResult:
     heldout_unigram_cross_entropy: float
     checkpoint: Path
     train_s: float
+    record: RunRecord | None

@@ -27,8 +27,13 @@ MARKER: Final = "checkpoint.json"
 _CHECKPOINT: Final = re.compile(r"step-(\d{8,})")
 
 
-def check_folder(config: TrainConfig, *, resume: bool) -> None:
+def check_folder(config: TrainConfig, *, resume: bool, restarted: bool = False) -> None:
     """See that the run's folder is free, or, to resume, that it holds a run with a checkpoint.
+
+    Args:
+        config: of the run.
+        resume: whether to go on from a checkpoint.
+        restarted: whether this job began the run itself, so that it may begin again where there is none.
 
     Raises:
         ConfigError: there is a run already.
@@ -36,7 +41,7 @@ def check_folder(config: TrainConfig, *, resume: bool) -> None:
     """
     out = Path(config.train.out)
     begun = any((out / name).exists() for name in (CONFIG, METRICS, CHECKPOINTS))
-    if begun and not resume:
+    if begun and not resume and not restarted:
         raise ConfigError(
             f"{out} holds a run already; go on with it by --resume, or start another one with another --train.out"
         )

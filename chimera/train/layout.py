@@ -93,18 +93,12 @@ def layout_of(config: TrainConfig) -> Layout:
 def _cut(config: TrainConfig, num_stages: int) -> tuple[int, ...]:
     """Return the stage of each layer, as ``parallel.cut`` says."""
     how = config.parallel.cut
-    costs = family_of(config.model).costs(config.model, config.data)
     if how == "cost":
-        return partition(costs, num_stages)
-    if len(costs) != config.model.num_layers + 2:
-        raise ConfigError(
-            f"[parallel] cut = {how!r} speaks of one row of blocks between embeddings and head, and a model of family "
-            f"{config.model.family!r} has two; set cut to cost"
-        )
+        return partition(family_of(config.model).costs(config.model, config.data), num_stages)
     if how == "count":
-        return cut_by_count(config.model.num_layers, num_stages)
+        return cut_by_count(config.model.stacks, num_stages)
     try:
-        cut = cut_from_layout(how, config.model.num_layers)
+        cut = cut_from_layout(how, config.model.stacks)
     except UsageError as error:
         raise ConfigError(f"[parallel] cut is neither cost nor count, but a layout: {error}") from error
     if cut[-1] + 1 != num_stages:

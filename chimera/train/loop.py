@@ -6,7 +6,9 @@ happens; how that is shown, and who started the ranks, is others' business.
 """
 
 import math
+import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from chimera.data import BatchRamp, DataConfig, Loader, Microbatch, MicrobatchSource, PretrainingData, build_data
 from chimera.errors import ConfigError, NonFiniteError
 from chimera.ir.timeline import Timeline
+from chimera.runtime.ablation import Ablation
 from chimera.runtime.pipeline import Pipeline
 from chimera.tensor.parallel import TensorParallel
 from chimera.tensor.vocabulary import Vocabulary
@@ -31,13 +34,20 @@ from chimera.train.fields import needed_fields
 from chimera.train.folder import CHECKPOINTS, CONFIG, TIMELINE, check_folder
 from chimera.train.layout import Layout, layout_of
 from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations
-from chimera.train.metrics_log import MetricsLog
 from chimera.train.precision import in_precision, torch_dtype
 from chimera.train.state import describe, owned_state, require_same, restore
+from chimera.train.status_writer import StatusWriter
+from chimera.train.tracking.choice import trackers_of
+from chimera.train.tracking.command import Command
+from chimera.train.tracking.extras import require_trackers
+from chimera.train.tracking.masking import Masker
+from chimera.train.tracking.provenance import find_origin
+from chimera.train.tracking.record import RunRecord, end_of
+from chimera.train.tracking.tracking import Tracking
 from chimera.train.updating import Outcome, updating_of
 from chimera.train.weights import import_weights
 
-__all__ = ["train"]
+__all__ = ["TrainingRun", "train"]
 
 
 def train(
@@ -46,6 +56,8 @@ def train(
     *,
     device: torch.device,
     resume: bool = False,
+    restarted: bool = False,
+    command: Command | None = None,
     report: Report | None = None,
 ) -> TrainingResult:
     """Train on this rank, together with the others of ``group``.
@@ -55,27 +67,44 @@ def train(
         group: the ranks of the run, as ``config.grid`` numbers them; None for one rank on its own.
         device: of this rank.
         resume: go on from the newest checkpoint of the run in ``train.out``.
+        restarted: this job has begun the run before and failed; without ``resume``, it begins once more.
+        command: what the record of the run names as its origin; None for this process's own.
         report: called with each event; None reports to nobody.
 
     Raises:
         ChimeraError: see ``chimera.errors``; no file is left half-written.
     """
     report = report or _to_nobody
-    check_folder(config, resume=resume)
+    check_folder(config, resume=resume, restarted=restarted)
+    require_trackers(config.metrics)
     layout = layout_of(config)
     report("reading the corpus")
     data = build_data(config.data)
     _require_vocabulary(config, data)
     report("building the pipeline")
-    run = _Run(config, layout, data, group, device=device, report=report)
+    run = TrainingRun(config, layout, data, group, device=device, command=command or Command.here(), report=report)
     try:
-        return run.to_the_end(resume=resume)
-    finally:
-        run.close()
+        result = run.to_the_end(resume=resume)
+    except BaseException as error:
+        run.close(error)
+        raise
+    return replace(result, record=run.close())
 
 
-class _Run:
-    """One rank's part of a run."""
+class TrainingRun:
+    """One rank's part of a run, made ready: the model is built and connected, no step is made and no file written.
+
+    Args:
+        config, group, device, command: as ``train`` takes them.
+        layout: that of ``config``.
+        data: that of ``config``.
+        report: called with each event.
+        ablate: what a single byte stands in for, see ``Pipeline``; what is not finite then is no failure.
+        record_details: see ``Pipeline``.
+
+    Attributes:
+        pipe: this rank's pipeline.
+    """
 
     def __init__(
         self,
@@ -85,9 +114,13 @@ class _Run:
         group: "dist.ProcessGroup | None",
         *,
         device: torch.device,
+        command: Command,
         report: Report,
+        ablate: Ablation = "none",
+        record_details: bool = False,
     ) -> None:
         self._config = config
+        self._learns = ablate == "none"
         self._layout = layout
         self._data = data
         self._device = device
@@ -99,8 +132,7 @@ class _Run:
             timeout_s=config.runtime.timeout_s,
         )
         self._loss = CountingLoss(family_of(config.model).loss(Vocabulary(config.model.vocab_size, parallel)))
-        scale = config.loss_scale if config.train.dtype == "fp16" else None
-        self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, scale)
+        self._updating = updating_of(layout.schedule, config.optimizer, config.learning_rate, config.loss_scale_if_any)
         if config.train.compile:
             require_compiler(device)
         with torch.device("meta"):
@@ -108,7 +140,7 @@ class _Run:
         layers = in_precision(layers, config.train.dtype, device)
         if config.train.compile:
             compile_blocks(layers)
-        self._pipe = Pipeline(
+        self.pipe = Pipeline(
             layers,
             layout.schedule,
             self._loss,
@@ -124,10 +156,12 @@ class _Run:
             shard_optimizer=config.parallel.shard_optimizer,
             bucket_bytes=config.bucket_bytes,
             update=self._updating.hook,
+            ablate=ablate,
+            record_details=record_details,
             timeout_s=config.runtime.timeout_s,
         )
-        self._updating.build(self._pipe)
-        self._fields = needed_fields(layers, layout.layer_to_stage, self._pipe.groups.stages, self._loss)
+        self._updating.build(self.pipe)
+        self._fields = needed_fields(layers, layout.layer_to_stage, self.pipe.groups.stages, self._loss)
         self._source = MicrobatchSource(data.train, layout.microbatch_size, layout.microbatches_per_step, layout.ramp)
         self._loader: Loader | None = None
         self._heldout = heldout_share(
@@ -135,36 +169,44 @@ class _Run:
             fields=self._fields,
             num_samples=config.train.evaluation_samples,
             microbatch_size=config.train.microbatch_size,
-            replica=self._pipe.groups.data_rank,
-            replicas=self._pipe.groups.data_size,
+            replica=self.pipe.groups.data_rank,
+            replicas=self.pipe.groups.data_size,
         )
         self._out = Path(config.train.out)
-        self._first = self._pipe.groups.rank == 0
+        self._first = self.pipe.groups.rank == 0
+        self._command = command
         self._report = report
-        self._log: MetricsLog | None = None
+        self._tracking: Tracking | None = None
+        self._status: StatusWriter | None = None
         self._evaluations: list[EvaluationMetrics] = []
         self._saved: Path | None = None
         self._timeline: Timeline | None = None
 
-    def close(self) -> None:
-        self._pipe.close()
+    def close(self, error: BaseException | None = None) -> RunRecord | None:
+        """End threads, workers and trackers, and return the record of the run, where this rank keeps it."""
+        self.pipe.close()
         if self._loader is not None:
             self._loader.close()
-        if self._log is not None:
-            self._log.close()
+        if self._status is not None:
+            self._status.close(end_of(error, Masker.of_environment(os.environ)))
+        if self._tracking is None:
+            return None
+        self._tracking.close(error)
+        return self._tracking.record
 
     def to_the_end(self, *, resume: bool) -> TrainingResult:
+        """Train until the last step."""
         options = self._config.train
         start = self._resumed() if resume else self._begun()
         self._open_files(start)
-        self._loader = self._loader_from(start)
+        self.open_data(start)
         self._tell("training")
         began = time.perf_counter()
         last: StepMetrics | None = None
         if not start:
             self._evaluate(0)
         for step in range(start + 1, options.steps + 1):
-            last = self._step(step)
+            last = self.step(step)
             self._emit(last)
             ends = step == options.steps
             if ends or step % options.evaluation_interval == 0:
@@ -183,6 +225,7 @@ class _Run:
             heldout_unigram_cross_entropy=self._data.heldout_unigram_cross_entropy,
             checkpoint=self._saved,
             train_s=time.perf_counter() - began,
+            record=None,
         )
 
     # Begin
@@ -192,7 +235,7 @@ class _Run:
         checkpoint = latest_checkpoint(self._out / CHECKPOINTS)
         assert checkpoint is not None, "check_folder saw one"
         require_same(checkpoint, self._config, self._layout)
-        restore(self._pipe, self._updating, checkpoint)
+        restore(self.pipe, self._updating, checkpoint)
         self._saved = checkpoint.path
         self._evaluations = [row for row in read_evaluations(self._out) if row.step <= checkpoint.step]
         return checkpoint.step
@@ -201,17 +244,28 @@ class _Run:
         """Take the weights to begin from, where some are given, and return 0."""
         if self._config.train.weights is not None:
             self._tell("reading weights")
-            import_weights(self._pipe, self._config.train.weights, self._config.model)
+            import_weights(self.pipe, self._config.train.weights, self._config.model)
         return 0
 
     def _open_files(self, start: int) -> None:
         # All ranks have come this far, so whatever could be wrong with the configuration is known by now.
-        self._pipe.groups.sum_everywhere(torch.zeros(1))
+        origin = find_origin(self._command, self.pipe.groups, self._device, Masker.of_environment(os.environ))
+        if start < self._config.train.steps:
+            self._status = StatusWriter(self._out, self.pipe, step=start)
         if not self._first:
             return
         self._out.mkdir(parents=True, exist_ok=True)
         (self._out / CONFIG).write_text(to_toml(self._config), encoding="utf-8")
-        self._log = MetricsLog(self._out, first_step=start, tensorboard=self._config.metrics.tensorboard)
+        if start < self._config.train.steps:
+            self._tracking = Tracking(
+                self._config,
+                self._out,
+                trackers_of(self._config.metrics, self._out),
+                self._command,
+                origin,
+                from_step=start,
+                report=self._report,
+            )
         self._report(
             Started(
                 step=start,
@@ -222,11 +276,11 @@ class _Run:
             )
         )
 
-    def _loader_from(self, start: int) -> Loader:
+    def open_data(self, start: int) -> None:
         """Open the micro-batches of the steps from ``start`` on, counted from 0."""
-        config, layout, groups = self._config, self._layout, self._pipe.groups
+        config, layout, groups = self._config, self._layout, self.pipe.groups
         sizes = (layout.microbatch_size, layout.microbatches_per_step, layout.ramp)
-        return Loader(
+        self._loader = Loader(
             self._source,
             replica=groups.data_rank,
             replicas=groups.data_size,
@@ -241,20 +295,20 @@ class _Run:
 
     # One step
 
-    def _step(self, step: int) -> StepMetrics:
+    def step(self, step: int) -> StepMetrics:
         """Make the ``step``-th step, counted from 1: one update, or those of an asynchronous schedule."""
         began = time.perf_counter()
         assert self._loader is not None, "a run opens its loader before its first step"
         microbatches = self._loader.next()
         loss = self._gradients(microbatches)
-        terms = self._pipe.terms
+        terms = self.pipe.terms
         outcome = self._updating.measure()
         self._require_finite(step, loss, outcome)
         self._updating.finish(outcome)
         step_s = time.perf_counter() - began
-        self._timeline = self._pipe.timeline()
-        gathers = self._pipe.gather_times() if self._config.parallel.shard_optimizer else None
-        return StepMetrics(
+        self._timeline = self.pipe.timeline()
+        gathers = self.pipe.gather_times() if self._config.parallel.shard_optimizer else None
+        row = StepMetrics(
             step=step,
             loss=loss,
             terms=dict(terms),
@@ -268,17 +322,20 @@ class _Run:
             gather_ms=None if gathers is None else gathers.under_way_s * 1e3,
             gather_hidden_ms=None if gathers is None else gathers.hidden_s * 1e3,
         )
+        if self._status is not None:
+            self._status.stepped(row, self._timeline)
+        return row
 
     def _tokens_of(self, microbatches: int) -> int:
         """Return the positions of a step of so many micro-batches on each replica."""
-        samples = microbatches * self._layout.microbatch_size * self._pipe.groups.data_size
+        samples = microbatches * self._layout.microbatch_size * self.pipe.groups.data_size
         return samples * self._config.data.sequence_length
 
     def _gradients(self, microbatches: list[Microbatch]) -> float:
         """Run all accumulation runs of a step, fewer while its batch still grows, and return its loss."""
         size = self._layout.microbatches_per_run
         runs = len(microbatches) // size
-        first = self._pipe.groups.data_rank * len(microbatches)
+        first = self.pipe.groups.data_rank * len(microbatches)
         numbers = range(first, first + len(microbatches))
         counts = dict.fromkeys(self._loss.terms, 0.0)
         # Ranks without the last stage have no labels, and nobody asks them for counts.
@@ -289,7 +346,7 @@ class _Run:
         scale = self._updating.begin()
         for run in range(runs):
             part = slice(run * size, (run + 1) * size)
-            loss = self._pipe.step(
+            loss = self.pipe.step(
                 microbatches[part],
                 microbatches[part],
                 last=run == runs - 1,
@@ -303,9 +360,9 @@ class _Run:
     def _require_finite(self, step: int, loss: float, outcome: Outcome) -> None:
         """Refuse to go on where no smaller loss scale can help."""
         may_skip = not outcome.updates and not self._updating.progress.loss_scale.is_least
-        if may_skip or (math.isfinite(loss) and math.isfinite(outcome.norm)):
+        if not self._learns or may_skip or (math.isfinite(loss) and math.isfinite(outcome.norm)):
             return
-        terms = ", ".join(f"{name} {value:.4g}" for name, value in self._pipe.terms.items())
+        terms = ", ".join(f"{name} {value:.4g}" for name, value in self.pipe.terms.items())
         resumed = f"the newest checkpoint is {self._saved}" if self._saved else "there is no checkpoint yet"
         raise NonFiniteError(
             f"step {step}: loss {loss:.4g} ({terms}), gradient norm {outcome.norm:.4g}, at a learning rate of "
@@ -319,22 +376,27 @@ class _Run:
 
     def _evaluate(self, step: int) -> None:
         if self._heldout:
-            row = evaluate(self._pipe, self._loss, self._heldout, step=step)
+            began = time.perf_counter()
+            row = evaluate(self.pipe, self._loss, self._heldout, step=step)
             self._evaluations.append(row)
+            if self._tracking is not None:
+                self._tracking.evaluated(time.perf_counter() - began)
             self._emit(row)
 
     def _save(self, step: int) -> None:
         self._tell(f"saving the checkpoint of step {step}")
+        began = time.perf_counter()
         self._saved = save_checkpoint(
             self._out / CHECKPOINTS,
             step,
-            owned_state(self._pipe, self._updating),
+            owned_state(self.pipe, self._updating),
             describe(self._config, self._layout, self._updating.progress),
-            self._pipe.groups,
+            self.pipe.groups,
             keep=self._config.train.keep_checkpoints,
         )
         self._tell("training")
-        if self._first:
+        if self._tracking is not None:
+            self._tracking.saved(time.perf_counter() - began)
             self._report(Saved(self._saved))
 
     def _write_timeline(self) -> None:
@@ -342,15 +404,16 @@ class _Run:
             write_timeline(self._timeline, self._out / TIMELINE)
 
     def _emit(self, row: StepMetrics | EvaluationMetrics) -> None:
-        if self._log is not None:
-            self._log.add(row)
+        if self._tracking is not None:
+            if self._status is not None and self._status.failure is not None:
+                self._tracking.failed("status", self._status.failure)
+            self._tracking.add(row)
             self._report(row)
 
     def _tell(self, activity: str) -> None:
         """Say what this rank is at, to whoever started it and to its peers."""
         self._report(activity)
-        if self._pipe.watch is not None:
-            self._pipe.watch.activity = activity
+        self.pipe.watch.activity = activity
 
 
 def _training_source(

@@ -49,7 +49,7 @@ def measure_stage_costs(config: TrainConfig) -> StageCosts:
         microbatches = [source.microbatch(step, index) for index in range(_MICROBATCHES)]
         pipe.step(microbatches, microbatches)
     return stage_costs(
-        pipe.timeline(),
+        [pipe.timeline()],
         num_stages=layout.schedule.num_stages,
         microbatch_share=layout.schedule.microbatch_share,
     )

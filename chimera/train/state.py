@@ -24,10 +24,11 @@ from chimera.train.layout import Layout
 from chimera.train.loss_scale import LossScale
 from chimera.train.updating import Progress, Updating
 
-__all__ = ["describe", "owned_state", "require_same", "restore"]
+__all__ = ["MODEL", "OPTIMIZER", "describe", "owned_state", "require_same", "restore"]
 
-_MODEL: Final = "model"
-_OPTIMIZER: Final = "optimizer"
+MODEL: Final = "model"
+OPTIMIZER: Final = "optimizer"
+"""What the names of stored tensors begin with: the former before a parameter's, the latter before a moment's."""
 _FREE: Final = frozenset(
     f"train.{option}"
     for option in (
@@ -40,7 +41,7 @@ _FREE: Final = frozenset(
         "accumulation_runs",
     )
 ) | {"data.cache_dir", "data.workers"}
-_FREE_SECTIONS: Final = frozenset({"runtime", "metrics"})
+_FREE_SECTIONS: Final = frozenset({"runtime", "metrics", "profile"})
 _LAYOUT: Final = frozenset({"schedule", "parallel"})
 """Sections by which a step does not change, but by those of an asynchronous schedule."""
 _SAMPLES: Final = "samples of a step"
@@ -83,11 +84,11 @@ def require_same(checkpoint: Checkpoint, config: TrainConfig, layout: Layout) ->
 
 def owned_state(pipe: Pipeline, updating: Updating) -> dict[str, Tensor]:
     """Return the tensors that this rank saves; a collective."""
-    state = {f"{_MODEL}.{name}": tensor for name, tensor in pipe.collected(lambda portion: portion).items()}
+    state = {f"{MODEL}.{name}": tensor for name, tensor in pipe.collected(lambda portion: portion).items()}
     # Before the first update there are none.
     for moment in updating.moments if updating.progress.updates else ():
         of_portion = partial(_moment_of, updating, moment)
-        state |= {f"{_OPTIMIZER}.{moment}.{name}": tensor for name, tensor in pipe.collected(of_portion).items()}
+        state |= {f"{OPTIMIZER}.{moment}.{name}": tensor for name, tensor in pipe.collected(of_portion).items()}
     return state
 
 
@@ -104,7 +105,7 @@ def restore(pipe: Pipeline, updating: Updating, checkpoint: Checkpoint) -> None:
     tensors = load_tensors(checkpoint.path, lambda name: _parameter_of(name) in names)
     for portion in portions:
         with torch.no_grad():
-            portion.parameter.copy_(_part(tensors, f"{_MODEL}.{portion.name}", portion, checkpoint))
+            portion.parameter.copy_(_part(tensors, f"{MODEL}.{portion.name}", portion, checkpoint))
     _restore_optimizers(updating, portions, tensors, checkpoint)
     pipe.publish_weights()
     pipe.step_number = checkpoint.step
@@ -119,7 +120,7 @@ def _restore_optimizers(
     of_parameter: dict[int, dict[str, Tensor]] = {}
     for portion in portions:
         moments = {
-            moment: _part(tensors, f"{_OPTIMIZER}.{moment}.{portion.name}", portion, checkpoint).clone()
+            moment: _part(tensors, f"{OPTIMIZER}.{moment}.{portion.name}", portion, checkpoint).clone()
             for moment in updating.moments
             if portion.parameter.requires_grad
         }
@@ -153,7 +154,7 @@ def _parameter_of(name: str) -> str:
     >>> _parameter_of("model.3.norm.weight"), _parameter_of("optimizer.exp_avg.3.norm.weight")
     ('3.norm.weight', '3.norm.weight')
     """
-    return name.split(".", 1 if name.startswith(f"{_MODEL}.") else 2)[-1]
+    return name.split(".", 1 if name.startswith(f"{MODEL}.") else 2)[-1]
 
 
 def _flat(description: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,7 +19,7 @@ def _nothing_is_started(monkeypatch):
     def refuse(*_, **__):
         pytest.fail("a dry run starts nothing")
 
-    for name in ("run_local", "run_joined", "warm_up", "check_folder"):
+    for name in ("run_local", "run_joined", "warm_up", "check_run"):
         monkeypatch.setattr(f"chimera.cli.train.{name}", refuse)
 
 
@@ -37,9 +37,10 @@ def test_ranks_and_what_they_hold_are_set_side_by_side(capsys):
         "2          0     1         0                 2 3  0-6 by 2             2 6    0-6 by 2\n"
     ) in said
     assert (
-        "pipeline  stages  layers  parameters  weights  gradients  optimizer  together\n"
-        "0            0 1     0-3     129,858      0.5        0.5        1.0       2.0\n"
+        "pipeline  stages  layers  parameters  weights  gradients  optimizer  activations  together\n"
+        "0            0 1     0-3     129,858      0.5        0.5        1.0          1.9       3.9\n"
     ) in said
+    assert "The heaviest places are 0 1, with 3.9 MiB on each rank.\n" in said
     assert said.endswith("Nothing was started (--dry-run).\n")
 
 
@@ -53,10 +54,12 @@ def test_the_published_layout_on_32_workers_has_the_papers_parameters(capsys):
     assert sum(place["parameters"] for place in places) == 2 * 669_790_012
     for place in places:
         kept = place["bytes"]
-        assert kept["total"] == kept["parameters"] + kept["gradients"] + kept["optimizer"]
+        assert kept["total"] == kept["parameters"] + kept["gradients"] + kept["optimizer"] + kept["activations"]
         assert kept["parameters"] == 4 * place["parameters"]
         assert kept["optimizer"] == 8 * place["parameters"]
     assert said["ranks"][9]["pipeline_group"] == [1, 9, 17, 25]
+    heaviest = max(place["bytes"]["total"] for place in places)
+    assert places[said["heaviest_place"]]["bytes"]["total"] == heaviest
 
 
 def test_of_many_ranks_those_of_the_first_replica_are_shown(capsys):

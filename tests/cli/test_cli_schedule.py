@@ -86,9 +86,29 @@ def test_check_proves_the_lowered_program(capsys):
     assert capsys.readouterr().out.splitlines()[3:] == [
         "  messages    24 sends, each with its receive, in the same order at both ends of 12 channels",
         "  reductions  8 reductions, of every replica's gradients, in the same order on ranks that share them",
+        "  collectives none of 8 reductions between a rank's first forward and its last backward, and no",
+        "              other collective; layers that ranks share add their own inside F and B",
         "  not stuck   all 4 programs run to their end",
         "  memory      at most 4 units of activations on a rank (no limit given)",
     ]
+
+
+def test_check_counts_what_stands_between_forwards_and_backwards(capsys):
+    """As JSON the counts of each kind are there; of collectives only reductions, where the paper has them start."""
+    assert main(["schedule", "check", "chimera", *SIZES, "--lowered", "--reduce", "eager", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["proved"], found["lowered"], found["actions"]["REDUCE_GRAD"]) == (True, True, 8)
+    # Each rank reduces its first replica before the last backward of the second (SC'21, section 3.2).
+    assert found["collectives_between"] == {"REDUCE_GRAD": 4}
+    counts = found["between_first_forward_and_last_backward"]
+    # Two of the 24 messages carry the last backward of a middle rank.
+    assert (counts["F"], counts["B"], counts["SEND_F"], counts["SEND_B"]) == (16, 16, 12, 10)
+
+
+def test_check_places_reductions_in_a_lowered_program_only(capsys):
+    """Without ``--lowered`` there is no program to place them in."""
+    assert main(["schedule", "check", "1f1b", *SIZES, "--reduce", "eager"]) == 2
+    assert "--reduce eager places reductions in the lowered program; add --lowered" in capsys.readouterr().err
 
 
 def test_check_points_at_the_fault(capsys, broken):

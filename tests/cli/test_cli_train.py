@@ -64,9 +64,23 @@ def test_a_run_says_what_it_is(trained, folder):
     assert re.fullmatch(r"step 0  held-out: MLM 4\.[\d]+, NSP 0\.[\d]+, NSP right [\d.]+%", lines[7])
     assert re.fullmatch(r"step 1  MLM 4\.\d+, NSP 0\.\d+, gradient norm \S+, [\d,]+ tokens/s, idle [\d.]+%", lines[8])
     assert sum(line.startswith("saved ") for line in lines) == 2
-    assert re.match(r"held-out MLM loss 4\.\d+ at step 0, \d\.\d+ at step 4: \d\.\d+ nats (below|above)", lines[-3])
+    assert re.match(r"held-out MLM loss 4\.\d+ at step 0, \d\.\d+ at step 4: \d\.\d+ nats (below|above)", lines[-4])
+    assert re.fullmatch(r"[\d.]+% of [\d.]+ s in steps that stand.*; first step after [\d.]+ s", lines[-3])
     assert re.fullmatch(rf"4 steps, [\d.]+ s of training; files in {folder / 'trained'}", lines[-2])
     assert lines[-1] == f"newest checkpoint {folder / 'trained' / 'checkpoints' / 'step-00000004'}"
+
+
+@pytest.mark.usefixtures("trained")
+def test_a_run_can_be_looked_at_afterwards(folder, capfd):
+    """'chimera top' on a finished run has its state, and what every rank said last."""
+    assert main(["top", str(folder / "trained"), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["state"], found["step"], found["summary"]["restarts"]) == ("finished", 4, 0)
+    assert [each["state"] for each in found["ranks"]] == ["finished", "finished"]
+    for rank, each in enumerate(found["ranks"]):
+        assert (each["status"]["rank"], each["status"]["step"]) == (rank, 4)
+        assert 0 <= each["status"]["idle_share"] < 1
+        assert each["status"]["memory_bytes"] > 2**20
 
 
 HAND = """name: "by-hand"
@@ -214,6 +228,8 @@ def test_a_killed_rank_ends_the_run(folder, capfd):
         assert re.match(r"error: rank 2 was ended by SIGKILL", err)
         assert re.search(r"what every rank was doing:(\n  rank \d: .+){4}", err)
         assert all_ended(ranks, 10.0)
+    assert main(["top", str(folder / "killed"), "--once"]) == 0
+    assert re.search(r"killed  failed, step \d+ of 100,000: rank 2 was ended by SIGKILL", capfd.readouterr().out)
     last = max(int(path.name[5:]) for path in (folder / "killed" / "checkpoints").glob("step-*"))
     more = ["--parallel.pipeline", "4", "--train.steps", str(last + 2), "--resume"]
     assert main(words(folder, "killed", *more)) == 0
@@ -244,6 +260,7 @@ def test_an_interrupt_says_how_to_go_on(folder):
         assert re.match(
             r"error: interrupted after step \d+; the newest checkpoint is \S+step-\d+, --resume goes on", err
         )
+        assert json.loads((folder / "interrupted" / "run.json").read_text())["summary"]["state"] == "interrupted"
         assert all_ended(ranks, 10.0)
 
 

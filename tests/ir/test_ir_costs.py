@@ -125,6 +125,7 @@ def test_a_wrong_uniform_cost_names_its_option(options, message):
         ({"reduce_s": [math.nan, 0.0]}, "--costs: reduce_s[0] nan: needed"),
         ({"message_bytes": [1.0, 1.0]}, "message_bytes has 2 numbers; needed: 1, one per boundary"),
         ({"bandwidth_bytes_per_s": None}, "message_bytes is given without bandwidth_bytes_per_s"),
+        ({"message_s": [0.1, 0.2]}, "message_s has 2 numbers; needed: 1, one per boundary"),
         ({"bandwidth_bytes_per_s": 0.0}, "bandwidth_bytes_per_s is 0"),
         ({"weight_grad_s": None, "input_grad_s": [1.0, 5.0]}, "input_grad_s[1] is 5.0, more than backward_s[1] = 4.0"),
         ({"overlap_s": [PairTime(0, 2, Kind.B, 1.0)]}, "pairs stages 0 and 2; needed: stages in 0…1"),
@@ -212,3 +213,13 @@ def test_a_missing_costs_file_is_refused_by_name(tmp_path):
     """No traceback of the operating system reaches the user."""
     with pytest.raises(FormatError, match=r"none\.json: cannot be read as a chimera-costs file"):
         read_costs(tmp_path / "none.json")
+
+
+def test_a_measured_message_stands_in_for_latency_and_bandwidth():
+    """Links of several kinds have a time at each boundary; half a micro-batch takes half of it."""
+    costs = StageCosts(forward_s=[1, 1, 1], backward_s=[2, 2, 2], message_s=[0.1, 0.4], latency_s=7.0)
+    schedule = Schedule.from_text(["0F0 0B0", "1F0 1B0", "2F0 2B0"], routes=[[0, 1, 2]])
+    assert costs.resolve(schedule).duration[Kind.SEND_F].tolist() == [0.1, 0.4, 0.0]
+    assert costs.resolve(schedule).duration[Kind.SEND_B].tolist() == [0.0, 0.1, 0.4]
+    halves = replace(schedule, microbatch_share=0.5)
+    assert costs.resolve(halves).duration[Kind.RECV_F].tolist() == [0.0, 0.05, 0.2]

@@ -40,7 +40,7 @@ def listening_sockets(place, tell):
             for table in ("tcp", "tcp6")
             for fields in map(str.split, Path(f"/proc/self/net/{table}").read_text().splitlines()[1:])
             if fields[3] == "0A"
-            and (f"socket:[{fields[9]}]" in held or int(fields[1].rpartition(":")[2], 16) == place.port)
+            and (f"socket:[{fields[9]}]" in held or int(fields[1].rpartition(":")[2], 16) == place.store.port)
         ]
 
 
@@ -108,6 +108,19 @@ def test_results_come_in_rank_order(monkeypatch, tmp_path):
     assert len({result[4] for result in results} | {os.getpid()}) == 4
     assert sorted(messages, key=lambda pair: pair[0]) == [(rank, {"rank": rank}) for rank in range(3)]
     assert living(result[4] for result in results) == []
+
+
+@pytest.mark.parametrize(("said", "threads"), [("3", 3), ("1,2", 1), (None, max(1, len(os.sched_getaffinity(0)) // 2))])
+def test_threads_of_a_rank(monkeypatch, said, threads):
+    """A rank has as many threads as OMP_NUM_THREADS says now, or its share of the cores."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert run_local(threads_of, 2) == [threads] * 2
+
+
+def threads_of(place, tell):
+    return torch.get_num_threads()
 
 
 def test_one_rank_needs_no_group():
@@ -228,7 +241,7 @@ def test_a_given_port_is_used():
 
 def port_of(place, tell):
     with connected(place, timeout_s=TIMEOUT_S):
-        return place.port
+        return place.store.port
 
 
 def test_no_rank_outlives_its_parent():

@@ -62,36 +62,47 @@ def test_what_is_not_a_layout_is_refused_by_place(text, told):
 
 def test_a_layout_gives_each_layer_its_stage():
     """Embedding, blocks and head in order."""
-    assert cut_from_layout("Ett|t*3|tL", 6) == (0, 0, 0, 1, 1, 1, 2, 2)
+    assert cut_from_layout("Ett|t*3|tL", [6]) == (0, 0, 0, 1, 1, 1, 2, 2)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("Et|tL", r"has 1 E, 2 t and 1 L; needed: one E first, then the model's 3 t, then one L"),
-        ("tE|ttL", "needed: one E first"),
+        ("Et|tL", "has 1 E, 2 t and 1 L; needed, in this order: one E, the 3 t of the model, one L"),
+        ("tE|ttL", "needed, in this order: one E"),
         ("Ettt|m|L", "this model has none: leave it out"),
     ],
 )
 def test_a_layout_of_another_model_is_refused(text, told):
     """What it has is counted beside what the model has."""
     with pytest.raises(UsageError, match=told):
-        cut_from_layout(text, 3)
+        cut_from_layout(text, [3])
 
 
-@given(st.integers(1, 40), st.data())
-def test_a_cut_by_count_is_even_and_written_as_a_layout(num_blocks, data):
+def test_a_layout_of_two_stacks_has_two_embeddings():
+    """T5's decoder and the second encoder of ICT begin with an E of their own, which stands where the layout says."""
+    assert cut_from_layout("Ett|E|t*3L", [2, 3]) == (0, 0, 0, 1, 2, 2, 2, 2)
+    assert cut_by_count([2, 3], 5) == (0, 0, 1, 2, 2, 3, 4, 4)
+    with pytest.raises(UsageError, match="one E, the 2 t of the first stack, one E, the 3 t of the second, one L"):
+        cut_from_layout("Et*5L", [2, 3])
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=2), st.data())
+def test_a_cut_by_count_is_even_and_written_as_a_layout(stacks, data):
     """Blocks per stage differ by at most one, none is lost, and the layout gives the cut back."""
-    num_stages = data.draw(st.integers(1, num_blocks))
-    cut = cut_by_count(num_blocks, num_stages)
-    blocks = [cut[1:-1].count(stage) for stage in range(num_stages)]
-    assert sum(blocks) == num_blocks
+    num_stages = data.draw(st.integers(1, sum(stacks)))
+    cut = cut_by_count(stacks, num_stages)
+    embeddings = [0, *(blocks + 1 for blocks in stacks[:-1])]
+    of_blocks = [stage for layer, stage in enumerate(cut[:-1]) if layer not in embeddings]
+    blocks = [of_blocks.count(stage) for stage in range(num_stages)]
+    assert sum(blocks) == sum(stacks)
     assert max(blocks) - min(blocks) <= 1
+    assert all(cut[layer] == cut[layer + 1] for layer in embeddings)
     assert (cut[0], cut[-1]) == (0, num_stages - 1)
-    assert cut_from_layout(layout_of_cut(cut), num_blocks) == cut
+    assert cut_from_layout(layout_of_cut(cut, stacks), stacks) == cut
 
 
 def test_more_stages_than_blocks_are_refused():
     """A stage without a block is only made by a layout that says so."""
     with pytest.raises(UsageError, match="got 4 stages for 3 layers"):
-        cut_by_count(3, 4)
+        cut_by_count([3], 4)

@@ -23,7 +23,7 @@ MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".pdf": b"%PDF-", ".svg": b"<?xml"}
 def drawn(*timelines, memory=False, width_in=10.0):
     """Return the figure of (title, timeline) panels, unsaved."""
     with settings():
-        return timeline_figure._draw(timelines, memory=memory, width_in=width_in)
+        return timeline_figure._draw(timelines, memory=memory, messages=False, width_in=width_in)
 
 
 def texts(axes):

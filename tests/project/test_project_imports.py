@@ -32,7 +32,7 @@ FLOORS = {
     "__main__": 8,
 }
 SEEN_BY_COMMANDS = {"plot", "view"}  # on the commands' own floor, called by them
-OPTIONAL = {"ortools", "datasets", "pyarrow", "sentencex", "streaming", "zstandard"}  # of extras
+OPTIONAL = {"ortools", "datasets", "mlflow", "pyarrow", "ray", "sentencex", "streaming", "wandb", "zstandard"}  # extras
 LAZY = {"numba", "matplotlib", "mpl_toolkits", "rich"} | OPTIONAL  # may be imported where they are used
 TORCH_FREE_UP_TO = 3
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -74,8 +74,12 @@ def assert_one_report(ended, world, victim, action):
     doing = dict(re.findall(r"^(?:\[rank\d\]: )?  rank (\d+): (.*)$", report, re.MULTILINE))
     assert sorted(doing) == [str(rank) for rank in range(world)]
     for text in doing.values():
-        assert re.fullmatch(r"step 2, (at action \d+: \w+|waiting for reductions and sends under way)", text), report
+        waits = r"(, waiting for rank \d+ for [\d.]+ s)?"
+        assert re.fullmatch(rf"step 2, (at action \d+: \w+{waits}|waiting for reductions and sends under way)", text), (
+            report
+        )
     assert re.fullmatch(rf"step 2, at action \d+: {action}", doing[str(victim)]), report
+    assert f", waiting for rank {victim} for " in report
 
 
 @pytest.mark.parametrize(("world", "victim", "action"), [(4, 2, "2F1"), (8, 1, "0F1")])

@@ -1,5 +1,6 @@
 """The communicators of a run: which ranks share which, and that none is dropped while others connect."""
 
+import threading
 import weakref
 
 import pytest
@@ -59,11 +60,12 @@ def test_communicators_join_the_ranks_that_need_them_and_stay(ranks, schedule, p
 
 
 def test_a_process_on_its_own_has_no_communicator():
-    """One rank needs nobody: no group, no store, no watch."""
+    """One rank needs nobody: no group, no store, no thread that watches."""
     layers, schedule = [nn.Linear(2, 2), nn.Linear(2, 2)], make_schedule("interleaved", 1, 2)
     pipe = Pipeline(layers, schedule, functional.mse_loss)
     groups = pipe.groups
     assert groups.control is None
     assert groups.stages == {0: None, 1: None}
     assert groups.channels == {}
-    assert pipe.watch is None
+    assert groups.store is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "chimera-watch"]

@@ -251,20 +251,25 @@ def measured_in_pairs(group):
     pipe.step(*microbatches("paired", 0, range(4)))
     timeline = pipe.timeline()
     pipe.close()
-    return [
-        " ".join(str(span.action) for span in timeline.spans(rank) if span.lane in {Lane.COMPUTE, Lane.RECEIVE})
-        for rank in range(2)
-    ], timeline.peak_activations
+    computed, awaited = [], []
+    for rank in range(2):
+        spans = list(timeline.spans(rank))
+        computed.append(" ".join(str(span.action) for span in spans if span.lane is Lane.COMPUTE))
+        there = {str(span.action): span.end for span in spans if span.lane is Lane.RECEIVE}
+        for span in (span for span in spans if isinstance(span.action, Overlap)):
+            forward, backward = span.action
+            both = f"{forward.stage}RECV_F{forward.microbatch}", f"{backward.stage}RECV_B{backward.microbatch}"
+            awaited += [there[message] <= span.start for message in both if message in there]
+    return computed, awaited, timeline.peak_activations
 
 
 def test_a_pair_is_one_span_in_the_timeline(ranks):
-    """Each pair has one span of computation, behind the waits for both its messages; activations count once."""
-    (first, second), held = ranks.run(2, measured_in_pairs)[0]
+    """Each pair has one span of computation, once its messages are there; activations count once."""
+    (first, second), awaited, held = ranks.run(2, measured_in_pairs)[0]
     assert held == (3.0, 2.0)
-    assert first == "0F0 0F1 0RECV_B0 (0F2;0B0)OVERLAP_F_B 0RECV_B1 (0F3;0B1)OVERLAP_F_B 0RECV_B2 0B2 0RECV_B3 0B3"
-    assert second == (
-        "1RECV_F0 1F0 1RECV_F1 (1F1;1B0)OVERLAP_F_B 1RECV_F2 (1F2;1B1)OVERLAP_F_B 1RECV_F3 (1F3;1B2)OVERLAP_F_B 1B3"
-    )
+    assert first == "0F0 0F1 (0F2;0B0)OVERLAP_F_B (0F3;0B1)OVERLAP_F_B 0B2 0B3"
+    assert second == "1F0 (1F1;1B0)OVERLAP_F_B (1F2;1B1)OVERLAP_F_B (1F3;1B2)OVERLAP_F_B 1B3"
+    assert awaited == [True] * 5
 
 
 # What goes wrong

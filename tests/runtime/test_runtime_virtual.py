@@ -26,7 +26,7 @@ def timeline_of(group, name, microbatches, forward_s, backward_s):
     pipe.step(*virtual_batch(schedule.num_microbatches, 4096))
     timeline = pipe.timeline()
     pipe.close()
-    costs = stage_costs(timeline, num_stages=schedule.num_stages) if name != "zb-h1" else None
+    costs = stage_costs([timeline], num_stages=schedule.num_stages) if name != "zb-h1" else None
     spans = [(str(span.action), span.end - span.start) for span in timeline.spans(group.rank()) if span.lane == 0]
     return spans, None if costs is None else (list(costs.forward_s), list(costs.backward_s))
 
@@ -73,7 +73,7 @@ def test_a_pair_takes_its_own_time():
     # A forward of 2 ms and an I of 1 ms; the machine may add to it, but not the 17 ms that are between.
     assert 0.003 <= seconds["(1F1;0I0)OVERLAP_F_B"] < min(together)
     assert seconds["0W0"] >= 0.003
-    found = stage_costs(pipe.timeline(), num_stages=2)
+    found = stage_costs([pipe.timeline()], num_stages=2)
     assert [tuple(pair) for pair in found.overlap_s] == [
         (0, 1, Kind.B, statistics.median(together)),
         (1, 0, Kind.I, seconds["(1F1;0I0)OVERLAP_F_B"]),
@@ -89,7 +89,7 @@ def test_a_stage_that_ran_in_pairs_alone_is_given_half_of_them():
         [(0, Lane.COMPUTE, parse_instruction(text), 10 * n, 10 * n + s) for n, (text, s) in enumerate(spans)],
         num_ranks=1,
     )
-    found = stage_costs(timeline, num_stages=2)
+    found = stage_costs([timeline], num_stages=2)
     assert (found.forward_s, found.backward_s) == ([2.0, 3.0], [9.0, 4.0])
 
 

@@ -128,6 +128,13 @@ def test_the_trace_of_a_small_program_is_the_expected_one(tmp_path):
         (2, "receive"),
         (3, "collectives"),
     ]
+    flows = [(e["id"], e["ph"], e["pid"], e["tid"], e["ts"]) for e in trace["traceEvents"] if e["ph"] in {"s", "f"}]
+    assert sorted(flows, key=lambda flow: (flow[0], flow[1] == "f")) == [
+        (0, "s", 0, 1, 1000.0),
+        (0, "f", 1, 0, 1500.0),
+        (1, "s", 1, 1, 4500.0),
+        (1, "f", 0, 0, 5000.0),
+    ]
     assert trace["otherData"]["unit"] == "model unit; 1 model unit is shown as 1 ms"
 
 

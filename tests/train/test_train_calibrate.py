@@ -49,7 +49,7 @@ def test_this_machine_becomes_a_device_that_the_planner_reads(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ([], "needed: --calibrate"),
+        ([], "profile needs a configuration, as in: chimera profile configs/bert-tiny.toml; or --calibrate"),
         (["--calibrate", "--ranks", "1"], "--ranks 1: needed: at least 2"),
         (["--calibrate", "--out", "machine.txt"], "needed: a file ending in .json"),
     ],

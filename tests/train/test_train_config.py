@@ -195,6 +195,7 @@ def test_sections_are_those_of_the_parts():
         "loss_scale",
         "runtime",
         "metrics",
+        "profile",
     ]
 
 
@@ -205,7 +206,7 @@ def test_layers_are_cut_by_their_cost(tmp_path):
     costs = bert_layer_costs(config.model, config.data)
     assert costs[1:-1] == (4 * s * h * h + 2 * s * s * h + 2 * s * h * 4 * h,) * 8
     assert costs[-1] == 2 * (h * h + h * v) + h * h + 2 * h
-    assert layout_of_cut(layout_of(config).layer_to_stage) == "Ett|t*3|t*3|L"
+    assert layout_of_cut(layout_of(config).layer_to_stage, config.model.stacks) == "Ett|t*3|t*3|L"
 
 
 @pytest.mark.parametrize(
@@ -222,10 +223,24 @@ def test_layers_are_cut_as_asked(tmp_path, cut, layout):
     """By number of blocks, or as a layout of Megatron-LM's says, which has to have as many stages and blocks."""
     config = small_config(tmp_path, model__num_layers=8, parallel__pipeline=4, parallel__cut=cut)
     if layout is not None:
-        assert layout_of_cut(layout_of(config).layer_to_stage) == layout
+        assert layout_of_cut(layout_of(config).layer_to_stage, config.model.stacks) == layout
         return
     with pytest.raises(ConfigError, match=r"\[parallel\] cut"):
         layout_of(config)
+
+
+@pytest.mark.parametrize("name", ["t5-tiny", "ict-tiny"])
+def test_a_model_of_two_stacks_is_cut_by_count_and_by_layout(name):
+    """An E stands before each stack; what a cut by count is written as gives the same cut."""
+    path = next(path for path in CONFIGS if path.stem == name)
+    by_count = load_config(path, {"parallel.cut": "count"})
+    cut, (first, second) = layout_of(by_count).layer_to_stage, by_count.model.stacks
+    layout = layout_of_cut(cut, (first, second))
+    assert layout.count("E") == 2
+    assert cut[first + 1] == cut[first + 2]
+    assert layout_of(load_config(path, {"parallel.cut": layout})).layer_to_stage == cut
+    with pytest.raises(ConfigError, match=rf"one E, the {first} t of the first stack, one E, the {second} t of the"):
+        layout_of(load_config(path, {"parallel.cut": f"Et*{first}|t*{second}L"}))
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ def test_a_run_writes_its_files(folder, whole):
         "config.toml",
         "evaluation.jsonl",
         "metrics.jsonl",
+        "run.json",
+        "status",
         "timeline.json",
     ]
     rows = read_rows(out / "metrics.jsonl")

@@ -4,39 +4,22 @@ import json
 from dataclasses import replace
 
 import pytest
+from small_records import evaluation, record_of, step
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from chimera.errors import FormatError
-from chimera.train.metrics import EvaluationMetrics, StepMetrics, read_evaluations, read_rows
-from chimera.train.metrics_log import MetricsLog
-
-
-def step(number):
-    """Return the row of a step, with figures that tell it from other rows."""
-    return StepMetrics(
-        step=number,
-        loss=number + 0.5,
-        terms={"mlm": number + 0.25, "nsp": 0.25},
-        grad_norm=1.5,
-        lr=1e-3,
-        tokens_per_s=100.0,
-        step_s=0.1,
-        bubble_fraction=0.2,
-        data_wait_s=0.01,
-    )
-
-
-def evaluation(number):
-    """Return the row of an evaluation."""
-    return EvaluationMetrics(step=number, terms={"mlm": 7.5, "nsp": 0.6}, told_right="nsp", accuracy=0.55, answers=64)
+from chimera.train.metrics import EvaluationMetrics, read_evaluations, read_rows
+from chimera.train.tracking.json_lines import JsonLines
+from chimera.train.tracking.tensorboard import TensorBoard
 
 
 def write(folder, rows, *, first_step=0, tensorboard=False):
     """Write rows as one run, or as the rest of one."""
-    log = MetricsLog(folder, first_step=first_step, tensorboard=tensorboard)
-    for row in rows:
-        log.add(row)
-    log.close()
+    record = record_of(from_step=first_step)
+    for tracker in [JsonLines(folder)] + [TensorBoard(folder)] * tensorboard:
+        tracker.open(record)
+        tracker.add(rows)
+        tracker.close(record)
 
 
 def test_a_row_has_exactly_these_keys(tmp_path):
