@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from chimera.plan.fit_columns import RowColumns
 
-__all__ = ["DEVICE_CONSTANTS", "SOFTWARE_CONSTANTS", "Fitted", "Goal", "fit_constants", "simplex"]
+__all__ = ["DEVICE_CONSTANTS", "SOFTWARE_CONSTANTS", "Choice", "Fitted", "Goal", "fit_constants", "simplex"]
 
 _Array = NDArray[np.float64]
 

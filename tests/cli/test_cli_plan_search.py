@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from chimera.cli.main import main
+from chimera.ir.costs import StageCosts
+from chimera.ir.costs_file import write_costs
 from chimera.train.config_file import load_config
+from chimera.train.layout import layout_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 BERT = str(CONFIGS / "bert-base.toml")
@@ -62,6 +65,50 @@ def test_the_first_plan_is_a_configuration_that_train_accepts(tmp_path, capsys):
         assert config.schedule.microbatches == layout["microbatches"]
     else:
         assert Path(document["schedule"]["name"]).is_file()
+
+
+def test_an_uneven_cut_is_written_as_a_layout(tmp_path, capsys):
+    """--out writes the cut that was planned, by count where it is equal, and train cuts the model so."""
+    out = tmp_path / "planned.toml"
+    argv = ["--gpus", "8", "--global-batch", "64", "--schedules", "1f1b", "--tensor", "1", "--microbatch", "8"]
+    for pipeline, recompute in (("8", "full"), ("4", "none")):
+        options = ["--pipeline", pipeline, "--recompute", recompute, "--no-refine", "--out", str(out), "--json"]
+        assert main(["plan", BERT, *argv, *options]) == 0
+        layout = json.loads(capsys.readouterr().out)["plans"][0]["layout"]
+        made = layout_of(load_config(out))
+        blocks = [made.layer_to_stage[1:-1].count(stage) for stage in range(int(pipeline))]
+        assert blocks == (layout["cut"] or [12 // int(pipeline)] * int(pipeline))
+
+
+def test_a_recorded_run_takes_the_place_of_the_model(tmp_path, capsys):
+    """With the costs of the configuration's own stages, all ten times as slow, its layouts are that much slower."""
+    config = load_config(BERT)
+    stages = layout_of(config).schedule.num_stages
+    slow, path, metrics = 10.0, tmp_path / "costs.json", tmp_path / "metrics.jsonl"
+    write_costs(StageCosts(forward_s=[slow] * stages, backward_s=[2 * slow] * stages), path)
+    metrics.write_text('{"step": 1, "step_s": 1000.0}\n')
+    for file in (path, metrics):
+        assert (
+            main(["plan", BERT, "--gpus", "8", "--costs", str(file), "--schedules", "1f1b", "--no-refine", "--json"])
+            == 0
+        )
+        made = json.loads(capsys.readouterr().out)["plans"]
+        assert {each["layout"]["microbatch"] for each in made} == {config.train.microbatch_size}
+        assert min(each["step_s"] for each in made) > slow
+    assert main(["plan", BERT, "--gpus", "8", "--costs", str(path), "--block-times", str(path)]) == 2
+    assert "needed: one of them" in capsys.readouterr().err
+
+
+def test_recorded_costs_price_one_layout(tmp_path, capsys):
+    """With --costs an estimate has the stages' own times; a file of other stages is refused."""
+    argv = "plan estimate --hidden 1024 --layers 12 --heads 16 --seq 512 --pipeline 4 --global-batch 8 --json".split()  # noqa: SIM905
+    path = tmp_path / "costs.json"
+    write_costs(StageCosts(forward_s=[1.0] * 4, backward_s=[2.0] * 4), path)
+    assert main([*argv, "--costs", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["pipeline_s"] == pytest.approx((8 + 4 - 1) * 3.0, rel=1e-3)
+    write_costs(StageCosts(forward_s=[1.0] * 3, backward_s=[2.0] * 3), path)
+    assert main([*argv, "--costs", str(path)]) == 2
+    assert "times of 3 stages, the layout has 4" in capsys.readouterr().err
 
 
 def test_a_plan_for_another_system(gpt, capsys):
