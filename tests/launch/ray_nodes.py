@@ -10,10 +10,9 @@ from pathlib import Path
 
 __all__ = []
 
-FOLDER, *CPUS = sys.argv[1:]
-
 
 if __name__ == "__main__":
+    FOLDER, *CPUS = sys.argv[1:]
     Path(FOLDER, "token").write_text("0123456789abcdef" * 4, encoding="ascii")
     Path(FOLDER, "ray").mkdir()
     # Ray reads its environment when it is imported.
