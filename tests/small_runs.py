@@ -2,11 +2,21 @@
 
 import random
 import re
+import subprocess
 from pathlib import Path
 
 from chimera.train.config_file import make_config
 
-__all__ = ["children", "living", "ranks_below", "small_config", "small_document", "small_overrides", "write_corpus"]
+__all__ = [
+    "Command",
+    "children",
+    "living",
+    "ranks_below",
+    "small_config",
+    "small_document",
+    "small_overrides",
+    "write_corpus",
+]
 
 WORDS = re.findall(
     r"\w+",
@@ -68,6 +78,18 @@ def small_overrides(folder):
         for option, value in options.items()
         for word in (f"--{section}.{option}", str(value).lower() if isinstance(value, bool) else str(value))
     ]
+
+
+class Command(subprocess.Popen):
+    """A command whose output is read as text; where its block fails, it is killed instead of waited for."""
+
+    def __init__(self, words, **options):
+        super().__init__(words, **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options)
+
+    def __exit__(self, kind, *error):
+        if kind is not None:
+            self.kill()
+        super().__exit__(kind, *error)
 
 
 def ranks_below(process_id):

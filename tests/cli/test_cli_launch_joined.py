@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import two_hosts
 from promises import END_AFTER_DEATH_S
-from small_runs import children, living, ranks_below, small_overrides
+from small_runs import Command, children, living, ranks_below, small_overrides
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
 CHIMERA = [sys.executable, "-m", "chimera"]
@@ -55,10 +55,6 @@ def unbroken(folder):
     return losses(folder, "unbroken")
 
 
-def started(command, **options):
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
 def await_checkpoint(folder, out, process):
     """Wait until a run has saved a checkpoint."""
     deadline = time.monotonic() + BEGIN_S
@@ -86,7 +82,7 @@ def workers_of(agent):
 def test_a_killed_worker_of_torchrun_is_started_again(folder, unbroken):
     """After a restart the run goes on from its newest checkpoint by itself, says so, and ends as an unbroken one."""
     command = [*TORCHRUN[:3], "--max-restarts", "1", *TORCHRUN[3:], *words(folder, "restarted")]
-    with started(command) as agent:
+    with Command(command) as agent:
         await_checkpoint(folder, "restarted", agent)
         os.kill(workers_of(agent.pid)[1], signal.SIGKILL)
         out, err = agent.communicate(timeout=120)
@@ -99,7 +95,7 @@ def test_a_killed_worker_of_torchrun_is_started_again(folder, unbroken):
 def test_a_killed_process_of_launch_local_is_started_again(folder, unbroken):
     """Ranks of this host are started again too; what killed the first ones is said, and the losses are the same."""
     command = [*CHIMERA, "launch", "local", *words(folder, "local")[1:], "--restarts", "1"]
-    with started(command) as parent:
+    with Command(command) as parent:
         await_checkpoint(folder, "local", parent)
         os.kill(ranks_below(parent.pid)[1], signal.SIGKILL)
         out, err = parent.communicate(timeout=120)
@@ -124,7 +120,7 @@ def test_an_attempt_that_never_began_is_not_gone_on_from(folder, unbroken):
 @pytest.mark.long
 def test_no_rank_outlives_torchruns_agent(folder):
     """When the agent is killed its ranks end by themselves and say why."""
-    with started([*TORCHRUN, *words(folder, "orphans", "--train.steps", "100000")]) as agent:
+    with Command([*TORCHRUN, *words(folder, "orphans", "--train.steps", "100000")]) as agent:
         await_checkpoint(folder, "orphans", agent)
         ranks = workers_of(agent.pid)
         agent.kill()
@@ -148,8 +144,8 @@ def test_the_first_rank_does_not_take_the_store_along(folder, how, within_s):
     command = [*CHIMERA, *words(folder, out, *more)]
     environ = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with (
-        started(command, env=environ | {"RANK": "0"}) as first,
-        started(command, env=environ | {"RANK": "1"}) as second,
+        Command(command, env=environ | {"RANK": "0"}) as first,
+        Command(command, env=environ | {"RANK": "1"}) as second,
     ):
         await_row(folder, out, first)
         first.send_signal(how)
@@ -189,12 +185,14 @@ def test_two_hosts_train_as_one_does(folder, unbroken):
             }
             environ = os.environ | {name: str(value) for name, value in variables.items()}
             command = [*host, *CHIMERA, *words(folder, "hosts", "--runtime.interface", two_hosts.NETWORK)]
-            ranks.append(started(command, env=environ))
+            ranks.append(Command(command, env=environ))
         seen = [set(), set()]
         while any(rank.poll() is None for rank in ranks):
             for addresses, rank in zip(seen, ranks, strict=True):
                 with suppress(OSError):
-                    addresses.update(listening(rank.pid))
+                    # Until it has moved to its host, a process has the network of this test.
+                    if Path(f"/proc/{rank.pid}/ns/net").readlink() != Path("/proc/self/ns/net").readlink():
+                        addresses.update(listening(rank.pid))
             time.sleep(0.05)
         outputs = [rank.communicate() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from promises import END_AFTER_DEATH_S
-from small_runs import small_overrides
+from small_runs import Command, small_overrides
 
 from chimera.cli import launch_ray
 from chimera.cli.main import main
@@ -36,7 +36,7 @@ def cluster():
     # Below the system's folder, for its sockets' names may not be long.
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         command = [sys.executable, str(NODES), folder, "1", "1", "1"]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with Command(command, stdin=subprocess.PIPE, stderr=None) as process:
             told = json.loads(process.stdout.readline())
             yield SimpleNamespace(token=f"{folder}/token", **told)
             process.stdin.close()
@@ -59,9 +59,7 @@ def environ(cluster=None, **more):
 
 
 def started(words, folder, env):
-    return subprocess.Popen(
-        [*CHIMERA, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=folder
-    )
+    return Command([*CHIMERA, *words], stderr=subprocess.STDOUT, env=env, cwd=folder)
 
 
 def lines_until(process, what):

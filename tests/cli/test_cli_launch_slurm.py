@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import slurm_cluster
 from promises import END_AFTER_DEATH_S
-from small_runs import living, small_overrides
+from small_runs import Command, living, small_overrides
 
 from chimera.cli.main import main
 
@@ -182,7 +182,7 @@ def test_a_job_put_back_into_the_queue_goes_on(cluster, folder, capfd):
 def test_an_interrupt_cancels_the_job(cluster, folder):
     """Control-C cancels the job, ends its tasks, and names the checkpoint to go on from."""
     command = [sys.executable, "-m", "chimera", *SLURM, "1", *words(folder, "interrupted", *LONG)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+    with Command(command) as launcher:
         await_checkpoint(folder / "interrupted", lambda: launcher.poll() is None)
         tasks = slurm_cluster.tasks_of(job_of(folder / "interrupted"))
         launcher.send_signal(signal.SIGINT)

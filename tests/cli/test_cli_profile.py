@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import two_hosts
-from small_runs import small_config, small_overrides
+from small_runs import Command, small_config, small_overrides
 
 from chimera.cli.main import main
 from chimera.ir.action import Kind
@@ -201,16 +201,7 @@ def test_two_hosts_show_what_their_link_costs(tmp_path):
     environ = os.environ | {"MASTER_ADDR": two_hosts.ADDRESSES[0], "MASTER_PORT": "29533", "WORLD_SIZE": "2"}
     environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
     with two_hosts.two_hosts(rate="200mbit") as hosts:
-        running = [
-            subprocess.Popen(
-                [*host, *command],
-                env=environ | {"RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank, host in enumerate(hosts)
-        ]
+        running = [Command([*host, *command], env=environ | {"RANK": str(rank)}) for rank, host in enumerate(hosts)]
         answers = [process.communicate(timeout=120) for process in running]
     assert [process.returncode for process in running] == [0, 0], answers
     said = json.loads(answers[0][0])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from promises import END_AFTER_DEATH_S, END_AFTER_TIME_OUT_S
-from small_runs import living, ranks_below, small_overrides
+from small_runs import Command, living, ranks_below, small_overrides
 
 from chimera.cli.main import main
 
@@ -195,9 +195,7 @@ def test_a_port_in_use_is_named(folder, capfd):
 def running(folder, out, *more):
     """Start a long run and yield it once it has saved its first checkpoint, with its ranks' process numbers."""
     long = ["--train.steps", "100000", "--train.checkpoint-interval", "10"]
-    with subprocess.Popen(
-        [*CHIMERA, *words(folder, out, *long, *more)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Command([*CHIMERA, *words(folder, out, *long, *more)]) as process:
         try:
             deadline = time.monotonic() + 60
             while not list((folder / out).glob("checkpoints/step-*")) and time.monotonic() < deadline:
@@ -274,16 +272,7 @@ def test_ranks_of_another_launcher_join(folder, trained):
     """Started as torchrun starts ranks, the command joins the others instead of starting any, and trains the same."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    started = [
-        subprocess.Popen(
-            [*CHIMERA, *words(folder, "joined")],
-            env=joined(rank, 2, port),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    started = [Command([*CHIMERA, *words(folder, "joined")], env=joined(rank, 2, port)) for rank in range(2)]
     outputs = [process.communicate(timeout=90) for process in started]
     assert [process.returncode for process in started] == [0, 0], outputs
     assert outputs[1] == ("", "")

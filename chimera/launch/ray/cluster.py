@@ -44,6 +44,8 @@ _RAY: Final = (sys.executable, "-m", "ray.scripts.scripts")
 """Ray's command line, of the same environment as this."""
 _ON_LOOPBACK: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Unless this is 0, Ray takes 127.0.0.1 to mean the machine's address, and listens on all interfaces."""
+_BY_UV: Final = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+"""Below ``uv run`` Ray would otherwise start workers by uv too, in an environment that uv makes on each node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +139,8 @@ def stop_cluster() -> OwnCluster | None:
 def environment_for(address: str, own: OwnCluster | None) -> Mapping[str, str]:
     """Return the variables that have to be set before Ray is imported to connect to ``address``."""
     if own is not None:
-        return _own_environment(own.host, own.token)
-    return {_ON_LOOPBACK: "0"} if _only_on_loopback(address) else {}
+        return _own_environment(own.host, own.token) | _BY_UV
+    return {_ON_LOOPBACK: "0"} | _BY_UV if _only_on_loopback(address) else _BY_UV
 
 
 def require_cluster(address: str) -> None:
