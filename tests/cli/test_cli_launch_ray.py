@@ -140,6 +140,7 @@ def test_lost_ranks_start_again_up_to_a_limit(cluster, tmp_path):
     assert not psutil.pid_exists(second)
 
 
+@pytest.mark.long
 @needs_ray
 def test_a_cluster_of_our_own(cluster, tmp_path):
     """It listens on the loopback interface alone, keeps its token to its user, and --down stops it and no other."""

@@ -136,7 +136,7 @@ def kill_srun(job):
             kill_task,
             [r"job \d+ ended as FAILED.* with exit code 137; its log is \S+", r"srun: error: .*task 1: Killed"],
         ),
-        (kill_srun, [r"job \d+ ended as \w+.* with exit code 137; its log is \S+"]),
+        pytest.param(kill_srun, [r"job \d+ ended as \w+.* with exit code 137; its log is \S+"], marks=pytest.mark.long),
     ],
     ids=["task", "srun"],
 )

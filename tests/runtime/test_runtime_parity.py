@@ -187,7 +187,11 @@ def test_gradients_in_single_precision_equal_one_process(ranks, schedule, p, d, 
 
 @pytest.mark.parametrize(
     ("schedule", "d", "t", "model"),
-    [("chimera-1-concatenate", 2, 1, "bert"), ("zb-h1", 1, 2, "gpt-cut")],
+    [
+        ("chimera-1-concatenate", 1, 1, "bert"),
+        pytest.param("zb-h1", 1, 2, "gpt-cut", marks=pytest.mark.long),
+        pytest.param("1f1b", 2, 1, "bert", marks=pytest.mark.long),
+    ],
 )
 def test_losses_in_single_precision_stay_with_one_process(ranks, schedule, d, t, model):
     """Over 50 steps the fp32 loss leaves the serial fp32 loss by at most 1e-4, while it falls."""
