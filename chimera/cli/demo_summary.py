@@ -152,8 +152,10 @@ def show_summary(screen: Console, found: DemoSummary, out: Path) -> None:
     for line in _explained(found):
         print_wrapped(screen, line)
     screen.print("\nFiles", style="bold")
-    for path, what in _files(out):
-        screen.print(f"  {path:32}{what}")
+    files = _files(out)
+    width = max(len(path) for path, _ in files)
+    for path, what in files:
+        screen.print(f"  {path:{width}}  {what}")
     screen.print(f"\n{found.seconds:.0f} s in all.")
 
 
