@@ -16,7 +16,7 @@ import numpy as np
 from chimera.errors import FormatError
 from chimera.ir.files import read_text
 from chimera.plan.dims import columns, dims_of
-from chimera.plan.fit import DEVICE_CONSTANTS, simplex
+from chimera.plan.fit import DEVICE_STARTS, simplex
 from chimera.plan.kernels import Rates
 from chimera.plan.layers import LayerTimes, Sharing, block_times
 from chimera.plan.shape import ModelShape
@@ -86,7 +86,7 @@ def fit_blocks(rows: Sequence[BlockRow], rates: Rates) -> dict[str, float]:
     """
     forward = np.array([row.forward_s for row in rows])
     backward = np.array([row.backward_s for row in rows])
-    origin = np.array([DEVICE_CONSTANTS[name][0] for name in BLOCK_CONSTANTS])
+    origin = np.array([DEVICE_STARTS[name][0] for name in BLOCK_CONSTANTS])
 
     def constants(point: np.ndarray) -> dict[str, float]:
         return dict(zip(BLOCK_CONSTANTS, (origin * np.exp(point)).tolist(), strict=True))

@@ -11,11 +11,37 @@ from typing import Final, Literal, get_args
 
 from chimera.errors import ConfigError
 
-__all__ = ["DTYPES", "DTYPE_BYTES", "Cluster", "Constant", "Device", "Dtype", "Link"]
+__all__ = [
+    "DEVICE_CONSTANTS",
+    "DTYPES",
+    "DTYPE_BYTES",
+    "FURTHER_CONSTANTS",
+    "Cluster",
+    "Constant",
+    "Device",
+    "Dtype",
+    "Link",
+]
 
 Dtype = Literal["fp16", "bf16", "fp32"]
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
 DTYPE_BYTES: Final[Mapping[str, int]] = {"fp16": 2, "bf16": 2, "fp32": 4}
+
+DEVICE_CONSTANTS: Final = (
+    "matrix_efficiency",
+    "attention_slowdown",
+    "memory_efficiency",
+    "launch_s",
+    "collective_s",
+    "network_efficiency",
+    "shared_network_efficiency",
+    "hop_s",
+    "optimizer_bytes",
+)
+"""Numbers that every device has; ``kernels.Rates`` says what they are."""
+
+FURTHER_CONSTANTS: Final = ("collective_of_four_s", "matrix_ramp")
+"""Numbers that a device may have; without, the first is its ``collective_s`` and the second assumed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +95,7 @@ class Device:
         vector_flops_per_s: peak outside matrix units, fp32.
         links: tiers, the innermost first; rates and latencies are those that collectives reach.
         adapters_per_node: network adapters of its usual machine; fewer than its devices if they share them.
-        constants: fitted numbers by name; see ``calibration``.
+        constants: fitted or measured numbers by name: those of ``DEVICE_CONSTANTS``, perhaps of ``FURTHER_CONSTANTS``.
         sources: where each figure comes from.
     """
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from chimera.errors import FormatError, UsageError, nearest_names
 from chimera.ir.files import check_keys, parse_json_object, read_text, replacing, shown
-from chimera.plan.hardware import DTYPES, Constant, Device, Link
-from chimera.plan.software import Software
+from chimera.plan.hardware import DEVICE_CONSTANTS, DTYPES, FURTHER_CONSTANTS, Constant, Device, Link
+from chimera.plan.software import SOFTWARE_CONSTANTS, Software
 
 __all__ = [
     "known_devices",
@@ -56,6 +56,8 @@ def read_device(name: str | Path) -> Device:
     check_keys(data, required=keys, optional=set(), where=where)
     matrix = _mapping(data, "matrix_flops_per_s", where)
     check_keys(matrix, required=set(DTYPES), optional=set(), where=f"{where}: matrix_flops_per_s")
+    constants = _mapping(data, "constants", where)
+    check_keys(constants, required=set(DEVICE_CONSTANTS), optional=set(FURTHER_CONSTANTS), where=f"{where}: constants")
     links = data["links"]
     if not isinstance(links, list) or not links:
         raise FormatError(f"{where}: links is {shown(links)}; needed: a list, the innermost link first")
@@ -93,7 +95,9 @@ def read_software(name: str | Path) -> Software:
     dtype = data["dtype"]
     if dtype not in DTYPES:
         raise FormatError(f"{where}: dtype is {shown(dtype)}; needed: one of {', '.join(DTYPES)}")
-    multiple = data["vocab_multiple"]
+    constants = _mapping(data, "constants", where)
+    check_keys(constants, required=set(), optional=set(SOFTWARE_CONSTANTS), where=f"{where}: constants")
+    multiple, given = data["vocab_multiple"], data["message_bytes_per_s"]
     for key in ("fused_attention", "overlaps_reduction"):
         if not isinstance(data[key], bool):
             raise FormatError(f"{where}: {key} is {shown(data[key])}; needed: true or false")
@@ -106,6 +110,7 @@ def read_software(name: str | Path) -> Software:
         gradient_bytes=_number(data, "gradient_bytes", where),
         reduced_bytes=_number(data, "reduced_bytes", where),
         overlaps_reduction=data["overlaps_reduction"],
+        message_bytes_per_s=None if given is None else _number(data, "message_bytes_per_s", where),
         constants=_constants(data, where),
         sources=_sources(data, where),
     )

@@ -11,13 +11,26 @@ import numpy as np
 from chimera.plan.dims import Number
 from chimera.plan.hardware import Cluster
 
-__all__ = ["Rates", "alignment", "all_reduce_s", "host_bound", "memory_s", "product_s", "rates_of"]
+__all__ = [
+    "Rates",
+    "alignment",
+    "all_reduce_s",
+    "host_bound",
+    "memory_s",
+    "network_share",
+    "product_s",
+    "rates_of",
+    "waiting_s",
+]
 
 _TILES: Final = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 64))
 """Parts of its output that a product is cut into, one for a multiprocessor at a time; the library takes the best."""
 
 _TILE_LOADING: Final = 10.0
 """Rows and columns whose loading costs as much as computing with one: why small tiles reach less. Not fitted."""
+
+_RAMP: Final = 10.0
+"""Depth that the fill and drain of a tile's product cost as much as, where a device's file has none. Not fitted."""
 
 _KERNEL_S: Final = 4e-6
 """From the start of one kernel to that of the next on an accelerator, if neither has work. Not fitted."""
@@ -39,6 +52,7 @@ class Rates(NamedTuple):
         network_bytes_per_s: what one device can send to other nodes while all of its node do.
         network_latency_s: of one step of a collective between nodes.
         shares_network: 1 where several devices of a node share one network adapter, else 0.
+        message_bytes_per_s: what the messages of one stage reach, where the code base takes it as given; else 0.
         element_bytes: of one number of a weight, activation or gradient.
         matrix_efficiency: share of the peak that a large product reaches.
         matrix_ramp: depth that the fill and drain of a tile's product cost as much as.
@@ -46,10 +60,11 @@ class Rates(NamedTuple):
         memory_efficiency: share of the peak that memory-bound work reaches.
         launch_s: host time of one operation.
         collective_s: of one tensor-parallel collective beyond its steps: ranks waiting for each other.
+        collective_of_four_s: the same in groups of three to seven, which were measured to wait less.
         network_efficiency: share of the network's rate that messages and collectives reach.
-        shared_network_efficiency: share of that which rings reach where their members share adapters.
+        shared_network_efficiency: share of that which several groups in a node reach where they share adapters.
         hop_s: of one message between pipeline ranks beyond its transfer.
-        optimizer_bytes: that the update of one parameter moves.
+        optimizer_bytes: that the update of one parameter would move at the peak rate of memory.
     """
 
     matrix_flops_per_s: Number
@@ -61,6 +76,7 @@ class Rates(NamedTuple):
     network_bytes_per_s: Number
     network_latency_s: Number
     shares_network: Number
+    message_bytes_per_s: Number
     element_bytes: Number
     matrix_efficiency: Number
     matrix_ramp: Number
@@ -68,6 +84,7 @@ class Rates(NamedTuple):
     memory_efficiency: Number
     launch_s: Number
     collective_s: Number
+    collective_of_four_s: Number
     network_efficiency: Number
     shared_network_efficiency: Number
     hop_s: Number
@@ -124,6 +141,27 @@ def host_bound(rates: Rates, device_s: Number, operations: Number) -> Number:
     return time
 
 
+def waiting_s(rates: Rates, members: Number) -> Number:
+    """Return how long the members of a tensor-parallel group wait for each other at each of its collectives."""
+    n = np.asarray(members)
+    several = np.where((n > 2) & (n < 8), rates.collective_of_four_s, rates.collective_s)
+    time: Number = np.where(n > 1, several, 0.0)
+    return time
+
+
+def network_share(rates: Rates, ranks_apart: Number) -> Number:
+    """Return the share of the network's rate that is left where several groups of a node send side by side.
+
+    Args:
+        rates: of the cluster.
+        ranks_apart: distance of neighbouring members in devices; groups lie side by side where it is more than 1.
+    """
+    groups = np.minimum(ranks_apart, rates.node_size)
+    shared = (rates.shares_network > 0) & (groups > 1) & (rates.node_size >= 2 * groups)
+    share: Number = np.where(shared, rates.shared_network_efficiency, 1.0)
+    return share
+
+
 def all_reduce_s(rates: Rates, size_bytes: Number, members: Number, *, ranks_apart: Number = 1.0) -> Number:
     """Return the time of a ring all-reduce, or of a reduce-scatter and an all-gather of the same size.
 
@@ -139,9 +177,7 @@ def all_reduce_s(rates: Rates, size_bytes: Number, members: Number, *, ranks_apa
     rings = np.minimum(ranks_apart, rates.node_size)
     in_node = np.maximum(1.0, np.floor(rates.node_size / rings))
     crosses = members * ranks_apart > rates.node_size
-    contended = rates.shares_network * (in_node > 1) * (rings > 1)
-    rate = rates.network_rate * np.minimum(members, in_node)
-    rate = rate * np.where(contended > 0, rates.shared_network_efficiency, 1.0)
+    rate = rates.network_rate * np.minimum(members, in_node) * network_share(rates, ranks_apart)
     rate = np.where(crosses, np.minimum(rate, rates.node_bytes_per_s), rates.node_bytes_per_s)
     latency = np.where(crosses, rates.network_latency_s, rates.node_latency_s)
     steps = 2 * (members - 1)
@@ -149,8 +185,8 @@ def all_reduce_s(rates: Rates, size_bytes: Number, members: Number, *, ranks_apa
     return time
 
 
-def rates_of(cluster: Cluster, dtype: str, element_bytes: float) -> Rates:
-    """Return the ceilings and constants of a cluster for products in ``dtype``."""
+def rates_of(cluster: Cluster, dtype: str, element_bytes: float, *, message_bytes_per_s: float = 0.0) -> Rates:
+    """Return the ceilings and constants of a cluster for products in ``dtype``; see ``Rates`` for the others."""
     device = cluster.device
     constant = {name: fitted.value for name, fitted in device.constants.items()}
     return Rates(
@@ -163,13 +199,15 @@ def rates_of(cluster: Cluster, dtype: str, element_bytes: float) -> Rates:
         network_bytes_per_s=cluster.network_link.bytes_per_s,
         network_latency_s=cluster.network_link.latency_s,
         shares_network=float(cluster.adapters < cluster.node_size),
+        message_bytes_per_s=message_bytes_per_s,
         element_bytes=element_bytes,
         matrix_efficiency=constant["matrix_efficiency"],
-        matrix_ramp=constant["matrix_ramp"],
+        matrix_ramp=constant.get("matrix_ramp", _RAMP),
         attention_slowdown=constant["attention_slowdown"],
         memory_efficiency=constant["memory_efficiency"],
         launch_s=constant["launch_s"],
         collective_s=constant["collective_s"],
+        collective_of_four_s=constant.get("collective_of_four_s", constant["collective_s"]),
         network_efficiency=constant["network_efficiency"],
         shared_network_efficiency=constant["shared_network_efficiency"],
         hop_s=constant["hop_s"],

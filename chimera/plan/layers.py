@@ -10,7 +10,7 @@ import numpy as np
 
 from chimera.plan.activations import FULL, SELECTIVE
 from chimera.plan.dims import Dims, Number
-from chimera.plan.kernels import Rates, alignment, all_reduce_s, host_bound, memory_s, product_s
+from chimera.plan.kernels import Rates, alignment, all_reduce_s, host_bound, memory_s, product_s, waiting_s
 
 __all__ = ["LayerTimes", "Sharing", "block_times", "embedding_times", "head_times"]
 
@@ -93,7 +93,7 @@ def block_times(rates: Rates, dims: Dims, sharing: Sharing, *, fused_attention: 
     backward = host_bound(rates, device_backward, operations)
     weights = backward * weight_grad / device_backward
     # A collective makes the ranks wait for each other, so the host gains no lead while it runs.
-    exchanged = collectives * (reduce + rates.collective_s * (t > 1))
+    exchanged = collectives * (reduce + waiting_s(rates, t))
     # Sequence parallelism gathers the inputs of two products again for their weights' gradients.
     regathered = reduce * (sharing.sequence_parallel > 0)
     return LayerTimes(

@@ -14,8 +14,8 @@ from chimera.plan.closed import ModelTimes, message_bytes, model_times
 from chimera.plan.cutting import blocks_by_stack, stage_blocks
 from chimera.plan.dims import Dims, dims_of
 from chimera.plan.folding import Step
-from chimera.plan.hardware import DTYPE_BYTES, Cluster
-from chimera.plan.kernels import Rates, rates_of
+from chimera.plan.hardware import Cluster
+from chimera.plan.kernels import Rates
 from chimera.plan.layers import LayerTimes, Sharing
 from chimera.plan.layout import Layout
 from chimera.plan.parameters import block_parameters, embedding_parameters, head_parameters
@@ -73,7 +73,7 @@ class StagedLayout:
             UsageError: the schedule cannot take these sizes, or the layout's cut is of another model.
             InfeasibleError: there are more stages than blocks.
         """
-        rates = rates_of(cluster, software.dtype, float(DTYPE_BYTES[software.dtype]))
+        rates = software.rates(cluster)
         sharing = Sharing(
             microbatch=float(layout.microbatch),
             tensor=float(layout.tensor),

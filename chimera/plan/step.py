@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from chimera.plan.dims import Number
-from chimera.plan.kernels import Rates, all_reduce_s
+from chimera.plan.kernels import Rates, all_reduce_s, network_share
 from chimera.plan.layers import LayerTimes
 
 __all__ = ["Grid", "StepTimes", "gather_s", "hop_times", "pipeline_s", "reduction_s", "tied_s", "update_s"]
@@ -49,8 +49,11 @@ def hop_times(rates: Rates, grid: Grid) -> tuple[Number, Number]:
     counts for all. Within a node a message makes two ranks wait for each other as a collective does.
     """
     across = grid.tensor * grid.data * grid.pipeline > rates.node_size
-    rate = np.where(across, rates.network_rate, rates.node_bytes_per_s)
-    return np.where(across, rates.hop_s, rates.collective_s), rate * grid.tensor
+    network = rates.network_rate * network_share(rates, grid.tensor)
+    rate = np.where(across, network, rates.node_bytes_per_s) * grid.tensor
+    latency = np.where(across, rates.hop_s, rates.collective_s)
+    given = np.asarray(rates.message_bytes_per_s)
+    return np.where(given > 0, 0.0, latency), np.where(given > 0, given, rate)
 
 
 def pipeline_s(
@@ -104,7 +107,7 @@ def tied_s(rates: Rates, grid: Grid, gradient_bytes: Number) -> Number:
 
 def update_s(rates: Rates, parameters: Number) -> Number:
     """Return the time of the optimizer on the parameters that one device updates."""
-    return parameters * rates.optimizer_bytes / rates.memory_rate
+    return parameters * rates.optimizer_bytes / rates.memory_bytes_per_s
 
 
 def gather_s(rates: Rates, grid: Grid, weight_bytes: Number, *, replicas: Number) -> Number:

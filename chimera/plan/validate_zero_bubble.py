@@ -7,7 +7,6 @@ from chimera.plan.closed import model_times
 from chimera.plan.comparison import Comparison, Errors, TableResult, cluster_of
 from chimera.plan.dims import dims_of
 from chimera.plan.hardware_file import read_device, read_software
-from chimera.plan.kernels import rates_of
 from chimera.plan.layers import LayerTimes, Sharing
 from chimera.plan.shape import ModelShape
 from chimera.plan.tables import SELENE, read_columns
@@ -64,7 +63,7 @@ def zero_bubble_times() -> TableResult:
         sharing = Sharing(float(microbatch), 1.0, 0.0, 0.0, software.constant("matrix_factor"))
         stacks = dims_of(shape)
         vocab = software.vocab(shape.vocab, 1)
-        times = model_times(rates_of(cluster, software.dtype, 2.0), stacks, sharing, vocab=float(vocab))
+        times = model_times(software.rates(cluster), stacks, sharing, vocab=float(vocab))
         whole: LayerTimes = times.all_blocks(stacks, 1.0)
         mean = float(whole.total_s + times.head.total_s + times.embedding.total_s) / int(printed["pp"])
         measured = sum(float(printed[key]) for key in ("forward_ms", "input_grad_ms", "weight_grad_ms"))

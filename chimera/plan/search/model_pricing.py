@@ -11,7 +11,7 @@ from chimera.plan.dims import Dims, dims_of
 from chimera.plan.estimate import Estimate
 from chimera.plan.estimating import estimate
 from chimera.plan.hardware import DTYPE_BYTES, Cluster
-from chimera.plan.kernels import Rates, rates_of
+from chimera.plan.kernels import Rates
 from chimera.plan.layers import LayerTimes, Sharing
 from chimera.plan.layout import Layout
 from chimera.plan.measured import MeasuredTimes
@@ -123,7 +123,7 @@ class _Work:
 
     @cached_property
     def rates(self) -> Rates:
-        return rates_of(self.cluster, self.software.dtype, float(DTYPE_BYTES[self.software.dtype]))
+        return self.software.rates(self.cluster)
 
     @cached_property
     def tensor(self) -> Floats:
