@@ -1,8 +1,7 @@
 """Times of layers from measured runs: what blocks and ends took where nothing hid them, in place of modelled times.
 
-Runs without a pipeline do one micro-batch after another, so that their time less the update and the reduction is made
-of blocks, embedding and head alone. From all such runs of one width, t and b follow two ratios of measured to modelled
-times: of the block, and of the two ends together.
+Runs without a pipeline do one micro-batch after another, then reduce and update. From all such runs of one width, t and
+b follow ratios of measured to modelled times: of the block, of the two ends together, and of the rest of the step.
 """
 
 from collections import defaultdict
@@ -19,22 +18,35 @@ from chimera.plan.tables import MeasuredRow
 __all__ = ["Ratios", "measured_ratios"]
 
 _PULL: Final = 1e-3
-"""Weight of the modelled times, which decide where runs of one depth alone cannot tell blocks from ends."""
+"""Weight of the modelled times, which decide where too few runs cannot tell the parts of a step apart."""
 
 
 class Ratios(NamedTuple):
-    """Measured over modelled times of layers."""
+    """Measured over modelled times of one profile.
+
+    Attributes:
+        blocks: of the blocks.
+        ends: of embedding and head together.
+        rest: of what follows the last backward, reduction and update, by layers and replicas where no pipeline was.
+    """
 
     blocks: float
     ends: float
+    rest: Mapping[tuple[int, int], float]
 
     def on(self, modelled: ModelTimes) -> ModelTimes:
-        """Return the measured times."""
+        """Return the measured times of layers."""
         return ModelTimes(
             tuple(_times(self.blocks, block) for block in modelled.blocks),
             _times(self.ends, modelled.embedding),
             _times(self.ends, modelled.head),
         )
+
+    def step_s(self, row: MeasuredRow, made: Estimate) -> float:
+        """Return the time of a run's step, given its estimate with measured times of layers."""
+        own = row.layout.pipeline == 1
+        rest = self.rest.get((row.shape.layers, row.layout.data), 1.0) if own else 1.0
+        return made.pipeline_s + rest * (made.step_s - made.pipeline_s)
 
 
 def measured_ratios(
@@ -44,7 +56,7 @@ def measured_ratios(
 
     Args:
         rows: measured, of one code base.
-        estimates: of each row, with modelled times; they say what update and reduction take.
+        estimates: of each row, with modelled times.
         modelled: times of each row's layers for one micro-batch.
     """
     alike = defaultdict(list)
@@ -52,19 +64,26 @@ def measured_ratios(
         alike[row.shape.hidden, row.shape.seq, row.layout.tensor, row.layout.microbatch].append(index)
     found: dict[int, Ratios] = {}
     for indices in alike.values():
-        terms, pull = [], [(_PULL, 0.0), (0.0, _PULL)]
-        for index in indices:
+        alone = [index for index in indices if rows[index].layout.pipeline == 1]
+        if not alone:
+            continue
+        kinds = sorted({_kind(rows[index]) for index in alone})
+        terms = np.zeros((len(alone), 2 + len(kinds)))
+        for place, index in enumerate(alone):
             row, made, times = rows[index], estimates[index], modelled[index]
-            if row.layout.pipeline == 1:
-                layers = row.seconds - (made.step_s - made.pipeline_s)
-                blocks = row.shape.layers * float(times.blocks[0].total_s)
-                ends = float(times.embedding.total_s + times.head.total_s)
-                terms.append((row.layout.microbatches * blocks / layers, row.layout.microbatches * ends / layers))
-        if terms:
-            sides = np.array([1.0] * len(terms) + [_PULL] * len(pull))
-            blocks, ends = np.linalg.lstsq(np.array(terms + pull), sides, rcond=None)[0].tolist()
-            found |= dict.fromkeys(indices, Ratios(blocks, ends))
+            share = row.layout.microbatches / row.seconds
+            terms[place, 0] = share * row.shape.layers * float(times.blocks[0].total_s)
+            terms[place, 1] = share * float(times.embedding.total_s + times.head.total_s)
+            terms[place, 2 + kinds.index(_kind(row))] = (made.step_s - made.pipeline_s) / row.seconds
+        pull = _PULL * np.eye(terms.shape[1])
+        sides = np.concatenate([np.ones(len(alone)), _PULL * np.ones(len(pull))])
+        blocks, ends, *rest = np.linalg.lstsq(np.vstack([terms, pull]), sides, rcond=None)[0].tolist()
+        found |= dict.fromkeys(indices, Ratios(blocks, ends, dict(zip(kinds, rest, strict=True))))
     return found
+
+
+def _kind(row: MeasuredRow) -> tuple[int, int]:
+    return row.shape.layers, row.layout.data
 
 
 def _times(ratio: float, layer: LayerTimes) -> LayerTimes:

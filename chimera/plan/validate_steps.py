@@ -74,7 +74,7 @@ def _with_measured_layers(rows: Sequence[MeasuredRow], estimates: Sequence[Estim
             read_software(row.software),
             layer_times=ratios.on(modelled[index]),
         )
-        compared.append(Comparison(row.label, made.step_s, row.seconds))
+        compared.append(Comparison(row.label, ratios.step_s(row, made), row.seconds))
         if row.layout.pipeline > 1:
             unseen.append(compared[-1])
     groups = {"with measured layers": compared, "with measured layers, runs with a pipeline": unseen}
