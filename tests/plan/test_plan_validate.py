@@ -80,17 +80,22 @@ def test_measured_runs_on_many_nodes_are_met():
     consistent, eight = result.parts["consistent"], result.parts["consistent, t = 8"]
     assert (consistent.rows, consistent.mean_pct <= 4.5, consistent.median_pct <= 3.0) == (70, True, True)
     assert (eight.rows, eight.mean_pct <= 2.5, eight.median_pct <= 2.0, eight.max_pct <= 7.0) == (34, True, True, True)
-    # Of the consistent runs of each model the one predicted fastest was measured within 5 % of the fastest.
-    chosen = [each.slower_pct for each in result.choices if each.among == "consistent"]
-    assert (len(chosen), max(chosen) <= 5.0) == (3, True)
+    assert consistent.max_pct <= 20.0
+    # Of the runs of each model the one predicted fastest was measured within 5 % of the fastest; among all runs of
+    # 18.4B one that contradicts another is in the way.
+    slower = {(each.among, each.model): each.slower_pct <= 5.0 for each in result.choices}
+    assert len(slower) == 6
+    assert [key for key, near in slower.items() if not near] == [("all", "40 blocks of 6144")]
 
 
 @pytest.mark.skipif(not SINGLE_NODE.exists(), reason="the measured tables are not here")
 def test_measured_runs_on_one_node_are_met():
     """720 rows of single nodes, with modelled layers and with measured ones."""
     result = validate_file(SINGLE_NODE)
-    assert (result.errors.rows, result.errors.median_pct <= 3.0) == (720, True)
-    measured = result.parts["with measured layers"]
+    every, measured = result.errors, result.parts["with measured layers"]
+    assert (every.rows, every.mean_pct <= 5.5, every.median_pct <= 3.0) == (720, True, True)
+    assert every.max_pct <= 30.0
     assert (measured.rows, measured.mean_pct <= 1.0, measured.median_pct <= 0.5) == (720, True, True)
+    assert measured.max_pct <= 2.5
     unseen = result.parts["with measured layers, runs with a pipeline"]
     assert (unseen.rows, unseen.mean_pct <= 1.0) == (352, True)
