@@ -72,7 +72,7 @@ def main() -> None:
         "single-node": measured_table(folder / "a100_single_node_measured.csv"),
     }
     device = with_start(read_device("a100-80"))
-    best = fit(tables, device, restarts=7)
+    best = fit(tables, device, restarts=5)
     print(f"all tables: {best}", flush=True)
     intervals = resampled(tables, device, best)
     write_a100(device, best, intervals, tables)
@@ -243,12 +243,12 @@ def write_base(base: str, constants: Mapping[str, Constant]) -> None:
 def with_unseen(found: Fitted, base: str) -> dict[str, dict[str, float]]:
     """Return the code bases' constants with those of one that was left out, as every unmeasured one has them.
 
-    Its products are those of the code base with most runs on clusters, its other constants 1.
+    They are those of the code base with most runs on clusters, 1 for one that it does not have.
     """
     software = {name: rounded(constants) for name, constants in found.software.items()}
     measured = [name for name in (MOST_RUNS, *software) if name in software and name != "single-node"]
-    factor = software[measured[0]]["matrix_factor"]
-    return {**software, base: dict.fromkeys(VARIED[base], 1.0) | {"matrix_factor": factor}}
+    taken = software[measured[0]]
+    return {**software, base: {name: taken.get(name, 1.0) for name in VARIED[base]}}
 
 
 def write_block_devices(path: Path) -> None:

@@ -29,14 +29,14 @@ _Array = NDArray[np.float64]
 
 DEVICE_STARTS: Final[Mapping[str, tuple[float, str]]] = {
     "matrix_efficiency": (0.86, "share of the peak rate of products"),
-    "attention_slowdown": (2.0, "ratio to other products of the same shape"),
+    "attention_slowdown": (2.4, "ratio to other products of the same shape"),
     "memory_efficiency": (0.93, "share of the peak rate of memory"),
     "launch_s": (42e-6, "s per operation"),
-    "collective_s": (50e-6, "s per collective"),
-    "collective_of_four_s": (50e-6, "s per collective of a group of three to seven"),
+    "collective_s": (80e-6, "s per collective"),
+    "collective_of_four_s": (20e-6, "s per collective of a group of three to seven"),
     "network_efficiency": (0.92, "share of the rate of the network"),
     "shared_network_efficiency": (0.5, "share of that rate where groups share adapters"),
-    "hop_s": (0.5e-3, "s per message"),
+    "hop_s": (0.9e-3, "s per message"),
     "optimizer_bytes": (40.0, "bytes per parameter and update, at the peak rate of memory"),
 }
 """Where the search for each constant of a device starts, and the constant's unit."""
@@ -47,7 +47,7 @@ _MOST: Final = {"matrix_efficiency": 0.95, "memory_efficiency": 0.95, "network_e
 SOFTWARE_STARTS: Final[Mapping[str, tuple[float, str]]] = {
     "matrix_factor": (1.0, "ratio to the device's products"),
     "hop_factor": (2.0, "hops that one hop between chunks holds up its rank"),
-    "unaligned_penalty": (2.0, "ratio of products with an odd width to aligned ones"),
+    "unaligned_penalty": (2.4, "ratio of products with an odd width to aligned ones"),
 }
 """The same for the constants of a code base."""
 
