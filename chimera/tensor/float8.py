@@ -88,7 +88,7 @@ class Float8Products:
         self._inputs, self._weight = self._largest(inputs, weight).unbind()
         left, right = scaled(inputs, self._inputs, _FORWARD), scaled(weight, self._weight, _FORWARD)
         # Torchao is fast here, too, and exact in the backward.
-        return product(left, right.T, inputs.dtype, fast=True).unflatten(0, inputs.shape[:-1])
+        return torch.unflatten(product(left, right.T, inputs.dtype, fast=True), 0, inputs.shape[:-1])
 
     def begin_backward(self, gradient: Tensor) -> None:
         """Take note of the output's gradient ``[…, out]``; a collective."""
@@ -99,7 +99,7 @@ class Float8Products:
         assert self._weight is not None, "the forward comes first"
         assert self._gradient is not None, "the backward has begun"
         left, right = scaled(gradient, self._gradient, _GRADIENT), scaled(weight, self._weight, _FORWARD)
-        return product(left, right, gradient.dtype).unflatten(0, gradient.shape[:-1])
+        return torch.unflatten(product(left, right, gradient.dtype), 0, gradient.shape[:-1])
 
     def weight_gradient(self, gradient: Tensor, inputs: Tensor, dtype: torch.dtype) -> Tensor:
         """Return gradientᵀ · ``inputs``, ``[out, in]`` in ``dtype``, of ``[tokens, out]`` and ``[tokens, in]``."""

@@ -111,7 +111,9 @@ class CountingLink:
         return self.link.receive(tensor)
 
 
-def one_step(group, model, schedule, p, *, dtype="float64", recompute="none", sequence=False, divides=True):
+def one_step(
+    group, model, schedule, p, *, dtype="float64", recompute="none", sequence=False, divides=True, ablate="none"
+):
     """Make a step; return the bytes of each message sent, those that are told of, loss and gradients."""
     t = group.size() // p
     parallel = TensorParallel.join(group, t, sequence=sequence, timeout_s=20.0)
@@ -125,6 +127,7 @@ def one_step(group, model, schedule, p, *, dtype="float64", recompute="none", se
         tensor=parallel,
         dtype=getattr(torch, dtype),
         recompute=recompute,
+        ablate=ablate,
         seed=SEED,
         timeout_s=20.0,
     )
@@ -166,3 +169,10 @@ def test_divided_messages_change_no_bit_of_a_step(ranks, schedule, model, recomp
     whole = ranks.run(4, one_step, model, schedule, 2, divides=False, **options)
     assert [found[2:] for found in divided] == [found[2:] for found in whole]
     assert [2 * sum(found[0]) for found in divided] == [sum(found[0]) for found in whole]
+
+
+def test_without_messages_a_step_ends_and_nothing_comes_back(ranks):
+    """A byte in place of each share, and of each gather: the first stage's blocks get gradients of zeros."""
+    for rank, (_, _, _, gradients) in enumerate(ranks.run(4, one_step, "bert-cut", "1f1b", 2, ablate="p2p")):
+        zeros = {not any(array) for name, array in gradients.items() if name.endswith("contract.bias")}
+        assert zeros == {rank < 2}
