@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from runtime_cases import SEED, cut_layers, make_loss, make_schedule, microbatches, snapshot
+from runtime_cases import SEED, cut_config, cut_layers, make_loss, make_schedule, microbatch, microbatches, snapshot
 
 from chimera.errors import RunError
 from chimera.runtime.pipeline import Pipeline
@@ -156,7 +156,12 @@ def test_a_rank_sends_one_of_t_parts_both_ways(ranks, model, tensors, t, sequenc
         assert [t * size for size in sent] == whole[rank // t][0]
         assert [t * size for size in told] == whole[rank // t][1]
     activations, (told,), *_ = found[0]
-    assert max(sum(activations[n : n + tensors]) for n in range(0, len(activations), tensors)) == told
+    messages = [sum(activations[n : n + tensors]) for n in range(0, len(activations), tensors)]
+    assert max(messages) == told
+    # b · s · h elements in fp64, as the planner prices them; behind T5's encoder its result too.
+    fields = [inputs for inputs, _ in (microbatch(model, 0, index) for index in range(2))]
+    tokens = [sum(ids.numel() for name, ids in of.items() if name.endswith("input_ids")) for of in fields]
+    assert messages == [number * cut_config(model).hidden_size * 8 // t for number in tokens]
 
 
 @pytest.mark.parametrize(
