@@ -51,6 +51,13 @@ def test_float8_without_such_a_device_is_refused(monkeypatch):
         in_precision([nn.Linear(16, 16)], "fp8", CPU)
 
 
+def test_float8_of_shared_layers_needs_the_device_alone(monkeypatch):
+    """Their products are torch's own, so torchao is not asked for."""
+    monkeypatch.setattr(precision, "convert_to_float8_training", None)
+    with pytest.raises(ConfigError, match=r"compute capability 8.9 or later, this rank has CPU"):
+        in_precision([nn.Linear(16, 16)], "fp8", CPU, TensorParallel(0, 2))
+
+
 def test_float8_takes_the_layers_that_fit(monkeypatch):
     """Layers whose widths are multiples of 16 are handed over, others are not; none at all is refused."""
     offered = []
