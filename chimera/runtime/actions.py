@@ -17,7 +17,7 @@ from chimera.runtime.channels import Channels, Tensors
 from chimera.runtime.executor import Executor, Handlers
 from chimera.runtime.groups import Groups
 from chimera.runtime.halves import BackwardHalf, ForwardHalf, floating
-from chimera.runtime.handover import Handover, microbatch_of
+from chimera.runtime.handover import Handed, Handover, microbatch_of
 from chimera.runtime.loss import LossFunction, loss_terms
 from chimera.runtime.marks import Mark
 from chimera.runtime.overlap import run_together
@@ -25,6 +25,7 @@ from chimera.runtime.portions import Portions
 from chimera.runtime.recorder import Ends, Recorder
 from chimera.runtime.reduction import Reduction
 from chimera.runtime.run import Run
+from chimera.runtime.shares import Shares
 from chimera.runtime.stage import Stage
 from chimera.runtime.updates import Updates
 
@@ -36,7 +37,7 @@ class Actions:
 
     Args:
         schedule: gives the rank and route of every stage and micro-batch.
-        groups, channels, stages, reduction, portions, recorder, executor: this rank's parts.
+        groups, channels, shares, stages, reduction, portions, recorder, executor: this rank's parts.
         loss_fn: applied to the last stage's output and the targets.
         updates: of an asynchronous schedule; None where the caller steps.
     """
@@ -47,6 +48,7 @@ class Actions:
         schedule: Schedule,
         groups: Groups,
         channels: Channels,
+        shares: Shares,
         stages: Mapping[int, Stage],
         reduction: Reduction,
         portions: Portions,
@@ -56,7 +58,7 @@ class Actions:
         updates: Updates | None = None,
     ) -> None:
         self._last = schedule.num_stages - 1
-        self._handover = Handover(schedule.placement, groups.pipeline_rank, channels, recorder)
+        self._handover = Handover(schedule.placement, groups.pipeline_rank, channels, shares, recorder)
         self._stages = stages
         self._reduction = reduction
         self._portions = portions
@@ -119,11 +121,11 @@ class Actions:
         self._record(start)
         self._give_outputs(action, outputs)
 
-    def _begun(self, action: Action, inputs: Tensors) -> ForwardHalf:
+    def _begun(self, action: Action, inputs: Handed) -> ForwardHalf:
         """Return a forward of which nothing has run yet."""
         microbatch, run = microbatch_of(action), self._run
         keys = run.keys[microbatch] if run.keys is not None else None
-        return self._stages[action.stage].begin_forward(microbatch, inputs, run.batches[microbatch], keys)
+        return self._stages[action.stage].begin_forward(microbatch, inputs.whole(), run.batches[microbatch], keys)
 
     def _backward(self, action: Action) -> None:
         seeds = self._seeds(action)
@@ -143,13 +145,13 @@ class Actions:
             self._stages[action.stage].weight_gradient(microbatch_of(action))
         self._record(start)
 
-    def _begun_back(self, action: Action, seeds: Tensors) -> BackwardHalf:
+    def _begun_back(self, action: Action, seeds: Handed) -> BackwardHalf:
         """Return a backward of which nothing has run yet, from the outputs' gradients or from the loss."""
         stage, microbatch = self._stages[action.stage], microbatch_of(action)
         outputs = stage.outputs_for_backward(microbatch)
         if action.stage == self._last:
             return stage.begin_backward(microbatch, *self._seeded_loss(microbatch, outputs))
-        return stage.begin_backward(microbatch, floating(outputs), seeds)
+        return stage.begin_backward(microbatch, floating(outputs), seeds.whole())
 
     def _together(self, pair: Overlap) -> None:
         """Run a forward and a backward by the layers' own form: both inputs first, both results at the end."""
@@ -184,7 +186,7 @@ class Actions:
         stage, microbatch = action.stage, microbatch_of(action)
         inputs = self._inputs(action)
         start = self._recorder.mark()
-        outputs = self._stages[stage].run(inputs, self._run.batches[microbatch], None)
+        outputs = self._stages[stage].run(inputs.whole(), self._run.batches[microbatch], None)
         if stage == self._last:
             self._run.add(loss_terms(self._loss_fn, _unwrap(outputs), self._run.targets[microbatch]))
         self._handover.give(Kind.F, stage + 1, microbatch, outputs)
@@ -218,7 +220,7 @@ class Actions:
 
     # Results
 
-    def _inputs(self, action: Action) -> Tensors:
+    def _inputs(self, action: Action) -> Handed:
         """Return what a forward takes from the stage before, once its weights are there too."""
         inputs = self._handover.take(Kind.F, action.stage, action.stage - 1, microbatch_of(action))
         if self._portions.gathers(action.stage):
@@ -227,7 +229,7 @@ class Actions:
             self._recorder.waited(start)
         return inputs
 
-    def _seeds(self, action: Action) -> Tensors:
+    def _seeds(self, action: Action) -> Handed:
         """Return what a backward takes from the stage behind."""
         return self._handover.take(Kind.B, action.stage, action.stage + 1, microbatch_of(action))
 

@@ -1,11 +1,13 @@
 """What computations leave for each other: on the same rank directly, to another one as messages.
 
 Each result has one consumer, named by kind, stage and micro-batch; whoever takes it waits for its message where it
-comes from elsewhere. Knows placement and channels; what is computed is others' business.
+comes from elsewhere. Tensor-parallel ranks send a share each of what all of them have. Knows placement and channels;
+what is computed is others' business.
 """
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from chimera.ir.action import Action, Kind
 from chimera.ir.schedule import Placement
@@ -14,8 +16,9 @@ from chimera.runtime.channels import Channels, Spec, Tensors
 from chimera.runtime.recorder import Recorder
 from chimera.runtime.run import Run
 from chimera.runtime.shapes import gradient_spec
+from chimera.runtime.shares import Shares
 
-__all__ = ["Handover", "microbatch_of"]
+__all__ = ["Handed", "Handover", "microbatch_of"]
 
 _Key = tuple[Kind, int, int]
 """The kind of the consumer, its stage and its micro-batch."""
@@ -27,6 +30,25 @@ def microbatch_of(action: Action) -> int:
     return action.microbatch
 
 
+class Handed(NamedTuple):
+    """What a computation takes.
+
+    Attributes:
+        tensors: that were left here, or were sent to this rank.
+        message: how to join what was sent, and to what; None for what was left here.
+    """
+
+    tensors: Tensors
+    message: tuple[Shares, Spec] | None = None
+
+    def whole(self) -> Tensors:
+        """Return the whole tensors; all tensor-parallel ranks of the stage call this, in one order."""
+        if self.message is None:
+            return self.tensors
+        shares, spec = self.message
+        return shares.join(self.tensors, spec)
+
+
 class Handover:
     """The results under way on one rank.
 
@@ -34,16 +56,18 @@ class Handover:
         placement: gives the rank of every stage on every route.
         me: this pipeline rank.
         channels: to and from the others.
+        shares: what each tensor-parallel rank sends of a message.
         recorder: of sends, and of waits for receives.
 
     Attributes:
         awaited: the pipeline rank whose message is waited for, and since when on the monotonic clock.
     """
 
-    def __init__(self, placement: Placement, me: int, channels: Channels, recorder: Recorder) -> None:
+    def __init__(self, placement: Placement, me: int, channels: Channels, shares: Shares, recorder: Recorder) -> None:
         self._routes = placement.routes
         self._me = me
         self._channels = channels
+        self._shares = shares
         self._recorder = recorder
         self._last = placement.num_stages - 1
         self._route_of: Sequence[int] = ()
@@ -76,20 +100,20 @@ class Handover:
         near = self._routes[self._route_of[microbatch]][consumer] == self._me
         (self._here if near else self._leaving)[kind, consumer, microbatch] = tensors
 
-    def take(self, kind: Kind, stage: int, producer: int, microbatch: int) -> Tensors:
+    def take(self, kind: Kind, stage: int, producer: int, microbatch: int) -> Handed:
         """Return what ``producer`` left for ``stage``, waiting for its message where it is elsewhere."""
         if not 0 <= producer <= self._last:
-            return ()
+            return Handed(())
         key = (kind, stage, microbatch)
         rank = self._routes[self._route_of[microbatch]][producer]
         if rank == self._me:
-            return self._here.pop(key)
+            return Handed(self._here.pop(key))
         start = self._recorder.mark()
         self.awaited = rank, time.monotonic()
         tensors, arrived = self._channels.take(key)
         self.awaited = None
         self._recorder.received(self._posted_at.pop(key), start, self._recorder.mark(), arrived)
-        return tensors
+        return Handed(tensors, (self._shares, self._spec(*key)))
 
     # Messages: a send names the stage that gives, a receive the stage that takes.
 
@@ -100,17 +124,21 @@ class Handover:
         route = self._route_of[microbatch]
         start = self._recorder.mark()
         tensors = self._leaving.pop((kind, consumer, microbatch))
-        self._channels.send((self._me, self._routes[route][consumer], route), tensors)
+        sent = self._shares.divide(tensors, f"{kind.name} from stage {action.stage} to stage {consumer}")
+        self._channels.send((self._me, self._routes[route][consumer], route), sent)
         self._recorder.add(position, Lane.SEND, start, self._recorder.mark())
 
     def post(self, action: Action, position: int) -> None:
         """Post the receive of what the action's stage takes from the stage before, in its direction."""
         microbatch = microbatch_of(action)
-        specs, route = self._specs[microbatch], self._route_of[microbatch]
-        if action.kind is Kind.RECV_F:
-            kind, producer, spec = Kind.F, action.stage - 1, specs[action.stage - 1]
-        else:
-            kind, producer, spec = Kind.B, action.stage + 1, gradient_spec(specs[action.stage])
+        route = self._route_of[microbatch]
+        kind, producer = (Kind.F, action.stage - 1) if action.kind is Kind.RECV_F else (Kind.B, action.stage + 1)
         key = (kind, action.stage, microbatch)
         self._posted_at[key] = position
+        spec = self._shares.spec(self._spec(*key))
         self._channels.post(key, (self._routes[route][producer], self._me, route), spec)
+
+    def _spec(self, kind: Kind, stage: int, microbatch: int) -> Spec:
+        """Return what a stage takes, as all of it is."""
+        specs = self._specs[microbatch]
+        return specs[stage - 1] if kind is Kind.F else gradient_spec(specs[stage])

@@ -36,6 +36,7 @@ from chimera.runtime.run import Run
 from chimera.runtime.runnable import channels_of, check_cut, check_shares, check_updates, prepare_recompute, runnable
 from chimera.runtime.running import Running
 from chimera.runtime.shapes import Shapes
+from chimera.runtime.shares import Shares
 from chimera.runtime.stage import Stage
 from chimera.runtime.updates import UpdateHook, Updates
 from chimera.runtime.watch import Watch
@@ -60,7 +61,9 @@ class Pipeline:
         group: p · d ranks, pipeline outermost; None for a process on its own. All ranks of one pipeline pass the same
             inputs and targets, each data-parallel replica its own share. With tensor parallelism t · d · p ranks, of
             which adjacent ones share their layers; see ``RankGrid``.
-        tensor: the ranks that share each layer with this one, which ``layers`` were built for.
+        tensor: the ranks that share each layer with this one, which ``layers`` were built for. What passes from stage
+            to stage is the same on all t of them, of which each then sends 1/t; or, where they divide the sequence,
+            their part of it.
         layer_to_stage: the stage of each layer; by default counts that differ by at most one.
         recompute: what is computed again in the backward instead of kept: "none"; "selective", the cores of attention;
             or "full", whole layers, of which only the inputs are kept.
@@ -171,12 +174,16 @@ class Pipeline:
         self._channels = Channels(
             groups, one_byte=without_messages, mark=self._recorder.mark if record_details else None
         )
-        self._shapes = Shapes(stages, placement.routes, groups, with_output=not hasattr(loss_fn, "counts"))
+        shares = Shares(tensor, one_byte=without_messages)
+        self._shapes = Shapes(
+            stages, placement.routes, groups, shares=shares, with_output=not hasattr(loss_fn, "counts")
+        )
         self._account = LossAccount(self.schedule, groups, loss_fn)
         self._actions = Actions(
             schedule=self.schedule,
             groups=groups,
             channels=self._channels,
+            shares=shares,
             stages=stages,
             reduction=self._reduction,
             portions=self._portions,
@@ -309,7 +316,7 @@ class Pipeline:
         return self._recorder.gather_times()
 
     def message_bytes(self) -> list[int]:
-        """Return the size of the largest message forward over each boundary between stages so far. A collective."""
+        """Return the bytes that a rank sends in the largest message forward over each boundary so far. A collective."""
         return self._shapes.message_bytes(self.schedule.num_stages)
 
     def recording(self) -> tuple[int, float]:

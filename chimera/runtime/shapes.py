@@ -15,6 +15,7 @@ import torch
 from chimera.runtime.channels import Spec, TensorSpec
 from chimera.runtime.groups import Groups
 from chimera.runtime.microbatches import Signature, signature
+from chimera.runtime.shares import Shares
 from chimera.runtime.stage import Stage, spec_of
 from chimera.tensor.randomness import preserved_generators
 
@@ -36,15 +37,23 @@ class Shapes:
         stages: the stages on this rank.
         routes: the schedule's routes, stage → pipeline rank.
         groups: this rank's place and control group.
+        shares: what each tensor-parallel rank sends of a message.
         with_output: whether the last stage's output is asked for too.
     """
 
     def __init__(
-        self, stages: dict[int, Stage], routes: Sequence[Sequence[int]], groups: Groups, *, with_output: bool
+        self,
+        stages: dict[int, Stage],
+        routes: Sequence[Sequence[int]],
+        groups: Groups,
+        *,
+        shares: Shares,
+        with_output: bool,
     ) -> None:
         self._stages = stages
         self._routes = routes
         self._groups = groups
+        self._shares = shares
         self._with_output = with_output
         self._outputs: dict[tuple[int, Signature], dict[int, Spec]] = {}
 
@@ -59,12 +68,12 @@ class Shapes:
         return agreed
 
     def message_bytes(self, num_stages: int) -> list[int]:
-        """Return the size of the largest forward message at each boundary that has been agreed on; a collective."""
+        """Return the bytes that a rank sends in the largest forward message at each boundary; a collective."""
         mine = torch.zeros(num_stages - 1, dtype=torch.int64)
         for outputs in self._outputs.values():
             for stage, spec in outputs.items():
                 if stage < num_stages - 1:
-                    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in spec)
+                    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._shares.spec(spec))
                     mine[stage] = max(int(mine[stage]), size)
         sizes: list[int] = torch.stack(self._groups.gather(mine)).amax(0).tolist()
         return sizes

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from chimera.tensor.float8 import Float8Products
 from chimera.tensor.parallel import ALONE, Collective, TensorParallel
 
 __all__ = ["DefersWeights", "Linear", "WeightProduct", "WeightProducts", "WeightWork", "shared_linear", "started_ahead"]
@@ -53,10 +54,19 @@ class WeightProduct:
         inputs: ``[…, in]``, or this rank's part of them along the sequence, which is then gathered when needed.
         gradient: ``[…, out]``, of the layer's output.
         parallel: the ranks that divide the inputs; ``ALONE`` where nobody does.
+        float8: what makes the product where it is in float8.
     """
 
-    def __init__(self, weight: nn.Parameter, inputs: Tensor, gradient: Tensor, parallel: TensorParallel) -> None:
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        inputs: Tensor,
+        gradient: Tensor,
+        parallel: TensorParallel,
+        float8: Float8Products | None = None,
+    ) -> None:
         self.weight = weight
+        self._float8 = float8
         self._inputs = inputs
         self._gradient = gradient
         self._parallel = parallel
@@ -69,7 +79,10 @@ class WeightProduct:
 
     def value(self) -> Tensor:
         """Return the product, ``[out, in]``."""
-        return self._factors()[0] @ self._factors()[1]
+        gradient, inputs = self._factors()
+        if self._float8 is not None:
+            return self._float8.weight_gradient(gradient.T, inputs, gradient.dtype)
+        return gradient @ inputs
 
     @torch.no_grad()
     def add(self) -> None:
@@ -78,7 +91,9 @@ class WeightProduct:
         if self.weight.grad is None:
             self.weight.grad = torch.zeros_like(self.weight)
         total = self.weight.grad
-        if total.dtype is gradient.dtype:
+        if self._float8 is not None:
+            total += self._float8.weight_gradient(gradient.T, inputs, torch.float32)
+        elif total.dtype is gradient.dtype:
             total.addmm_(gradient, inputs)
         elif total.is_cuda and total.dtype is torch.float32:
             # The product is accumulated in fp32 anyway, and this way never rounded to the narrower type.
@@ -148,11 +163,17 @@ class DefersWeights:
 
 
 class Linear(nn.Linear, DefersWeights):
-    """``nn.Linear`` whose weight gradient can wait; without ``products`` it computes as that does."""
+    """``nn.Linear`` whose weight gradient can wait; without ``products`` it computes as that does.
+
+    Attributes:
+        float8: the ranks that agree on the scales of products in float8; None multiplies in the layer's own type.
+    """
+
+    float8: TensorParallel | None = None
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear names it
         """Return ``input`` · weightᵀ + bias."""
-        return shared_linear(input, self.weight, self.bias, self.products, ALONE)
+        return shared_linear(input, self.weight, self.bias, self.products, ALONE, float8=self.float8)
 
 
 def shared_linear(
@@ -161,6 +182,8 @@ def shared_linear(
     bias: Tensor | None,
     products: WeightProducts | None,
     parallel: TensorParallel,
+    *,
+    float8: TensorParallel | None = None,
 ) -> Tensor:
     """Return ``inputs`` · weightᵀ + bias, where the ranks of ``parallel`` share the inputs.
 
@@ -172,13 +195,14 @@ def shared_linear(
         products: where the weight's gradient may wait; None computes it with the rest.
         parallel: the ranks whose gradients of the inputs make the whole one together; ``ALONE`` for an input that
             only this rank's layer reads.
+        float8: the ranks that agree on the scales of products in float8; None multiplies in the inputs' own type.
     """
-    if parallel.size == 1:
+    if parallel.size == 1 and float8 is None:
         compiling = torch.compiler.is_compiling()
         plain = products is None or (compiling and not products.split)
         if plain or not torch.is_grad_enabled():
             return functional.linear(inputs, weight, bias)
-    output: Tensor = _untraced_linear(inputs, weight, bias, products, parallel)
+    output: Tensor = _untraced_linear(inputs, weight, bias, products, parallel, float8)
     return output
 
 
@@ -197,23 +221,34 @@ class _Linear(torch.autograd.Function):
         bias: Tensor | None,
         products: WeightProducts | None,
         parallel: TensorParallel,
+        float8: TensorParallel | None,
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.products, ctx.parallel = products, parallel
+        ctx.float8 = None if float8 is None else Float8Products(float8)
         whole = parallel.start_gather(inputs, _SEQUENCE).wait() if parallel.divides_sequence else inputs
-        return functional.linear(whole, weight, bias)
+        if ctx.float8 is None:
+            return functional.linear(whole, weight, bias)
+        output: Tensor = ctx.float8.output(whole, weight)
+        return output if bias is None else output + bias
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         inputs, weight = ctx.saved_tensors
-        products, parallel = ctx.products, ctx.parallel
+        products, parallel, float8 = ctx.products, ctx.parallel, ctx.float8
         of_inputs, of_weight, of_bias = ctx.needs_input_grad[:3]
-        work = WeightProduct(weight, inputs, gradient, parallel) if of_weight else None
+        if float8 is not None:
+            # Before any other exchange, behind which it would wait.
+            float8.begin_backward(gradient)
+        work = WeightProduct(weight, inputs, gradient, parallel, float8) if of_weight else None
         waits = work is not None and products is not None and products.waits
         if work is not None and not waits:
             work.start()  # fetches beside the product below
-        exchange = _exchange(gradient @ weight, parallel) if of_inputs else None
+        exchange = None
+        if of_inputs:
+            product = gradient @ weight if float8 is None else float8.input_gradient(gradient, weight)
+            exchange = _exchange(product, parallel)
         # What follows runs beside the exchange.
         bias_gradient = gradient.flatten(0, -2).sum(0) if of_bias else None
         weight_gradient = None
@@ -226,7 +261,7 @@ class _Linear(torch.autograd.Function):
                 # Autograd tells when the last use of a weight has had its backward; the layer knows its own alone.
                 weight_gradient = work.value()
         input_gradient = exchange.wait() if isinstance(exchange, Collective) else exchange
-        return input_gradient, weight_gradient, bias_gradient, None, None
+        return input_gradient, weight_gradient, bias_gradient, None, None, None
 
 
 def _exchange(gradient: Tensor, parallel: TensorParallel) -> Tensor | Collective:

@@ -51,7 +51,7 @@ class ColumnParallelLinear(Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear names it
         """Map ``[b, s, in]``, or this rank's part ``[b, s/t, in]``, to its part of the outputs, ``[b, s, out/t]``."""
-        return shared_linear(input, self.weight, self.bias, self.products, self.parallel)
+        return shared_linear(input, self.weight, self.bias, self.products, self.parallel, float8=self.float8)
 
 
 class RowParallelLinear(Linear):
@@ -85,7 +85,7 @@ class RowParallelLinear(Linear):
         """
         if self.parallel.size == 1:
             return super().forward(input)
-        summand = shared_linear(input, self.weight, None, self.products, ALONE)
+        summand = shared_linear(input, self.weight, None, self.products, ALONE, float8=self.float8)
         if self.parallel.divides_sequence:
             output = reduce_scatter_to_sequence_region(summand, self.parallel)
         else:

@@ -289,11 +289,6 @@ class TrainConfig:
                 f"[data] sequence_length = {length} does not divide over [parallel] tensor = {tensor} ranks, which "
                 f"sequence = true asks for; try sequence_length = {max(tensor, length // tensor * tensor)}"
             )
-        if self.train.dtype == "fp8" and tensor > 1:
-            raise ConfigError(
-                f"[train] dtype = 'fp8' has no linear layers that [parallel] tensor = {tensor} ranks could share; set "
-                "dtype to bf16, or tensor to 1"
-            )
 
     @property
     def grid(self) -> RankGrid:

@@ -137,7 +137,7 @@ class TrainingRun:
             require_compiler(device)
         with torch.device("meta"):
             layers = layers_of(config.model, parallel)
-        layers = in_precision(layers, config.train.dtype, device)
+        layers = in_precision(layers, config.train.dtype, device, parallel)
         if config.train.compile:
             compile_blocks(layers)
         self.pipe = Pipeline(

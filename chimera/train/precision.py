@@ -1,6 +1,8 @@
-"""The types a run computes in: what ``train.dtype`` means to torch, and linear layers in float8 through torchao.
+"""The types a run computes in: what ``train.dtype`` means to torch, and which linear layers multiply in float8.
 
-Gradients, and the weights that are updated, are in fp32 whatever stands here; the runtime sees to that.
+On a rank of its own they are torchao's, which compilers fuse with what stands around them. Where ranks share layers,
+our own make the same products, with scales that these ranks agree on (``tensor.float8``). Gradients, and the weights
+that are updated, are in fp32 whatever stands here; the runtime sees to that.
 """
 
 from collections.abc import Sequence
@@ -10,6 +12,9 @@ import torch
 from torch import nn
 
 from chimera.errors import ConfigError
+from chimera.tensor.linear import Linear
+from chimera.tensor.parallel import ALONE, TensorParallel
+from chimera.tensor.sharding import sharding_of
 from chimera.train.config import Dtype
 
 try:
@@ -37,49 +42,64 @@ def torch_dtype(dtype: Dtype) -> torch.dtype | None:
     return _TYPES[dtype]
 
 
-def in_precision(layers: Sequence[nn.Module], dtype: Dtype, device: torch.device) -> list[nn.Module]:
+def in_precision(
+    layers: Sequence[nn.Module], dtype: Dtype, device: torch.device, parallel: TensorParallel = ALONE
+) -> list[nn.Module]:
     """Return the layers of a model as ``dtype`` has them compute on ``device``, beside the type of their weights.
+
+    Args:
+        layers: built for ``parallel``, the ranks that share them.
+        dtype: of the run.
+        device: of this rank.
+        parallel: all of these ranks call this with equal arguments.
 
     Raises:
         ConfigError: float8 without its extra, on a device without it, or for a model that it does not fit.
     """
     if dtype != "fp8":
         return list(layers)
-    _require_float8(device)
-    return to_float8(layers)
+    _require_float8(device, by_torchao=parallel.size == 1)
+    return to_float8(layers, parallel)
 
 
-def to_float8(layers: Sequence[nn.Module], **options: Any) -> list[nn.Module]:
+def to_float8(layers: Sequence[nn.Module], parallel: TensorParallel = ALONE, **options: Any) -> list[nn.Module]:
     """Return the layers with every linear layer that float8 fits multiplying in it, forward and backward.
 
     Weights keep their names and stay in the type the run computes in; each product scales its two matrices by their
-    largest element (Micikevicius et al. 2022, arXiv 2209.05433). Layers whose widths are not multiples of 16 are left
-    as they are. A schedule with split backwards runs, but these layers compute all of their gradients at I.
+    largest element (Micikevicius et al. 2022, arXiv 2209.05433). Layers whose whole widths are not multiples of 16 are
+    left as they are, so which ones these are depends on no layout. A schedule with split backwards runs, but torchao's
+    layers compute all of their gradients at I.
 
     Args:
         layers: of the model, changed in place.
-        options: for ``convert_to_float8_training`` of torchao.
+        parallel: the ranks that share them.
+        options: for ``convert_to_float8_training`` of torchao, on a rank of its own.
 
     Raises:
         ConfigError: nothing in the model fits.
     """
-    assert convert_to_float8_training is not None, "asked for before"
     fitting = [module for layer in layers for module in layer.modules() if _fits_float8(module)]
     if not fitting:
         raise ConfigError(
             f'[train] dtype = "fp8": no linear layer has two widths that are multiples of {_FLOAT8_MULTIPLE}; choose '
             "such widths, or set [train] dtype to bf16"
         )
+    if parallel.size > 1:
+        for module in fitting:
+            assert isinstance(module, Linear), "layers that ranks can share are ours"
+            module.float8 = parallel
+        return list(layers)
+    assert convert_to_float8_training is not None, "asked for before"
     return [
         convert_to_float8_training(layer, module_filter_fn=lambda module, _: _fits_float8(module), **options)
         for layer in layers
     ]
 
 
-def _require_float8(device: torch.device) -> None:
+def _require_float8(device: torch.device, *, by_torchao: bool) -> None:
     """Refuse float8 where the extra or the device is missing, naming which and what to take instead."""
     instead = "or set [train] dtype to bf16"
-    if convert_to_float8_training is None:
+    if by_torchao and convert_to_float8_training is None:
         raise ConfigError(
             '[train] dtype = "fp8" needs torchao, which is not installed; install chimera-pipeline[float8], ' + instead
         )
@@ -93,8 +113,7 @@ def _require_float8(device: torch.device) -> None:
 
 
 def _fits_float8(module: nn.Module) -> bool:
-    return (
-        isinstance(module, nn.Linear)
-        and module.in_features % _FLOAT8_MULTIPLE == 0
-        and module.out_features % _FLOAT8_MULTIPLE == 0
-    )
+    if not isinstance(module, nn.Linear):
+        return False
+    whole = sharding_of(module.weight).whole_shape(module.weight.shape)
+    return all(width % _FLOAT8_MULTIPLE == 0 for width in whole)

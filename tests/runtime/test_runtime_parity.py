@@ -36,12 +36,14 @@ DUALPIPE_CASES = [
 
 # The ranks of one host share memory, so messages go over gloo only where it is asked for.
 GLOO_CASES = [
-    {**EIGHT_RANKS, "schedule": name, "p": p, "d": d, "m": m, "model": model, "recompute": recompute, "shard": False}
-    | {"backend": "gloo"}
-    for name, p, d, m, model, recompute in (
-        ("chimera-2-double", 4, 1, "2p+1", "bert", "none"),
-        ("interleaved", 2, 2, "3", "tuple", "full"),
-        ("zb-v", 4, 1, "p", "tuple", "none"),
+    {**EIGHT_RANKS, "schedule": name, "p": p, "d": d, "t": t, "m": m, "model": model, "recompute": recompute}
+    | {"shard": False, "sequence": False, "backend": "gloo"}
+    for name, p, d, t, m, model, recompute in (
+        ("chimera-2-double", 4, 1, 1, "2p+1", "bert", "none"),
+        ("interleaved", 2, 2, 1, "3", "tuple", "full"),
+        ("zb-v", 4, 1, 1, "p", "tuple", "none"),
+        ("interleaved", 2, 1, 2, "3", "t5-cut", "full"),
+        ("zb-h1", 2, 1, 4, "p", "llama-cut", "none"),
     )
 ]
 

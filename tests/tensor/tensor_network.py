@@ -55,14 +55,18 @@ def batch(num_words):
     return words, labels
 
 
-def loss_and_gradients(group, num_words, t, *, sequence=False, mode="whole"):
+def loss_and_gradients(group, num_words, t, *, sequence=False, mode="whole", float8=False):
     """Return the loss, and every parameter and its gradient whole, computed on t ranks in one of three ways.
 
     ``mode`` is "whole" (autograd adds the gradients), "fused" (layers add their products themselves) or "split" (they
-    wait until all other gradients are there).
+    wait until all other gradients are there). With ``float8`` linear layers multiply in that, and all else is fp32.
     """
     parallel = TensorParallel.join(group, t, sequence=sequence, timeout_s=30.0)
     network = Network(parallel, num_words)
+    if float8:
+        network.float()
+        for layer in (network.expand, network.contract, network.decoder):
+            layer.float8 = parallel
     products = WeightProducts(split=mode == "split")
     if mode != "whole":
         products.serve([network])
