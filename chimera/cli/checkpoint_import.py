@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from chimera.cli.train import Overrides, given_overrides
+from chimera.cli.overrides import Overrides, given_overrides
 from chimera.errors import UsageError
 from chimera.train.config_file import load_config
 from chimera.train.conversion import import_checkpoint

@@ -20,8 +20,8 @@ from tyro.conf import arg
 from chimera import launch
 from chimera.cli.demo_summary import DemoSummary, ScheduleFigures, show_summary, summary_text
 from chimera.cli.terminal import console
-from chimera.cli.train import TrainingView, summary
 from chimera.cli.training import PRELOAD, run_local
+from chimera.cli.training_view import TrainingView, summary
 from chimera.data import DataConfig
 from chimera.errors import UsageError
 from chimera.ir.costs import StageCosts
