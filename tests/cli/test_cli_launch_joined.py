@@ -17,6 +17,8 @@ import two_hosts
 from promises import END_AFTER_DEATH_S
 from small_runs import Command, children, living, ranks_below, small_overrides
 
+from chimera.cli.main import main
+
 CONFIG = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
 CHIMERA = [sys.executable, "-m", "chimera"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "chimera"]
@@ -50,8 +52,9 @@ def losses(folder, out):
 @pytest.fixture(scope="module")
 def unbroken(folder):
     """Make the same run on two processes here, without a break, and return its losses."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*CHIMERA, *words(folder, "unbroken")], env=environ, check=True, capture_output=True, timeout=300)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        assert main(words(folder, "unbroken")) == 0
     return losses(folder, "unbroken")
 
 
