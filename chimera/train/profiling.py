@@ -84,7 +84,7 @@ def profile(
         step_s=found.step_s,
         costs=measured,
         predicted_from=options.costs,
-        predicted=simulate(found.schedule, predicting),
+        predicted=with_memory(simulate(found.schedule, predicting), config, layout, measured),
         channels=found.channels,
         ablated={ablate: making.timed(ablate) for ablate in _LEFT_OUT[options.ablate]},
         recording=found.recording,

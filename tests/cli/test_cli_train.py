@@ -92,16 +92,15 @@ microbatches: 0 0 0 0
 
 
 @pytest.mark.usefixtures("trained")
-def test_a_schedule_written_by_hand_trains(folder):
+def test_a_schedule_written_by_hand_trains(folder, capfd):
     """A schedule's file by its path, an order of nobody with whole and split backwards, makes a named one's steps."""
     path = folder / "hand.txt"
     path.write_text(HAND, encoding="utf-8")
     more = ["--schedule.name", str(path), "--schedule.microbatches", "none"]
-    done = subprocess.run(
-        [*CHIMERA, *words(folder, "hand", *more)], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "schedule  by-hand, 4 micro-batches of 2 samples; stages E|t|t|L" in done.stdout
+    assert main(words(folder, "hand", *more)) == 0
+    said, errors = capfd.readouterr()
+    assert errors == ""
+    assert "schedule  by-hand, 4 micro-batches of 2 samples; stages E|t|t|L" in said
     by_hand, by_name = ([row["loss"] for row in rows(folder, out)] for out in ("hand", "trained"))
     assert len(by_hand) == 4
     assert by_hand == pytest.approx(by_name[:4], rel=1e-5)
