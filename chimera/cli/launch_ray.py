@@ -24,14 +24,8 @@ from chimera.cli.training import check_run
 from chimera.cli.training_view import TrainingView, summary
 from chimera.errors import ConfigError, RunError, UsageError
 from chimera.launch.interfaces import find_interface
-from chimera.launch.ray.cluster import (
-    OwnCluster,
-    environment_for,
-    own_cluster,
-    require_cluster,
-    start_cluster,
-    stop_cluster,
-)
+from chimera.launch.ray.cluster import OwnCluster, environment_for, own_cluster, start_cluster, stop_cluster
+from chimera.launch.ray.joining import require_cluster
 from chimera.launch.ray.placement import Seat
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import load_config
