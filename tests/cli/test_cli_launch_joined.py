@@ -172,7 +172,7 @@ def listening(process_id):
 
 
 def test_two_hosts_train_as_one_does(folder, unbroken):
-    """One rank on each of two hosts makes the same losses over their network, and listens nowhere else."""
+    """One rank on each of two hosts makes the same losses, over their network alone; only the first says anything."""
     if reason := two_hosts.missing():
         pytest.skip(reason)
     with two_hosts.two_hosts() as hosts:
@@ -199,5 +199,7 @@ def test_two_hosts_train_as_one_does(folder, unbroken):
             time.sleep(0.05)
         outputs = [rank.communicate() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert outputs[0][0].startswith("model     BERT")
+    assert outputs[1] == ("", "")
     assert seen == [{address} for address in two_hosts.ADDRESSES]
     assert losses(folder, "hosts") == unbroken

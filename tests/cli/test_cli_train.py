@@ -6,10 +6,10 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -37,11 +37,10 @@ def words(folder, out, *more):
 @pytest.fixture(scope="module")
 def trained(folder):
     """Make a run of four steps and return what it printed."""
-    done = subprocess.run(
-        [*CHIMERA, *words(folder, "trained")], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    with redirect_stdout(StringIO()) as said, redirect_stderr(StringIO()) as errors:
+        assert main(words(folder, "trained")) == 0
+    assert errors.getvalue() == ""
+    return said.getvalue()
 
 
 def rows(folder, out):
@@ -267,6 +266,7 @@ def joined(rank, size, port):
     return os.environ | {name: str(value) for name, value in zip(LAUNCHER, values, strict=True)}
 
 
+@pytest.mark.long
 def test_ranks_of_another_launcher_join(folder, trained):
     """Started as torchrun starts ranks, the command joins the others instead of starting any, and trains the same."""
     with socket.create_server(("127.0.0.1", 0)) as server:
