@@ -7,8 +7,9 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -189,19 +190,51 @@ def test_a_port_in_use_is_named(folder, capfd):
     assert not (folder / "port").exists()
 
 
-@contextmanager
-def running(folder, out, *more):
-    """Start a long run and yield it once it has saved its first checkpoint, with its ranks' process numbers."""
-    long = ["--train.steps", "100000", "--train.checkpoint-interval", "10"]
-    with Command([*CHIMERA, *words(folder, out, *long, *more)]) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not list((folder / out).glob("checkpoints/step-*")) and time.monotonic() < deadline:
-                time.sleep(0.05)
-                assert process.poll() is None, process.communicate()
-            yield process, ranks_below(process.pid)
-        finally:
-            process.kill()
+LONG = ["--train.steps", "100000", "--train.checkpoint-interval", "10"]
+
+
+def await_checkpoint(folder, out, goes_on):
+    """Wait until a run has saved its first checkpoint."""
+    deadline = time.monotonic() + 60
+    while not list((folder / out).glob("checkpoints/step-*")):
+        time.sleep(0.05)
+        assert goes_on()
+        assert time.monotonic() < deadline, "the run did not begin"
+
+
+class Running:
+    """A long run by the command in a thread of this process, once it has saved a checkpoint; its ranks are processes.
+
+    Attributes:
+        ranks: their process numbers, in order.
+        code: of the command, once it has ended.
+    """
+
+    def __init__(self, folder, out, *more):
+        self.ranks, self.code = [], None
+        self._folder, self._out = folder, out
+        self._words = words(folder, out, *LONG, *more)
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        before = ranks_below(os.getpid())
+        self._thread.start()
+        await_checkpoint(self._folder, self._out, self._thread.is_alive)
+        self.ranks = [number for number in ranks_below(os.getpid()) if number not in before]
+        return self
+
+    def __exit__(self, *_):
+        for number in living(self.ranks):
+            os.kill(number, signal.SIGKILL)
+        self._thread.join()
+
+    def end(self, within_s):
+        """Wait for the command's end."""
+        self._thread.join(within_s)
+        assert not self._thread.is_alive(), "the run went on"
+
+    def _run(self):
+        self.code = main(self._words)
 
 
 def all_ended(process_ids, within_s):
@@ -214,16 +247,15 @@ def all_ended(process_ids, within_s):
 
 def test_a_killed_rank_ends_the_run(folder, capfd):
     """When a rank is killed all are gone in ten seconds, the message says what each did, and the run can be resumed."""
-    with running(folder, "killed", "--parallel.pipeline", "4") as (process, ranks):
-        assert len(ranks) == 4
-        os.kill(ranks[2], signal.SIGKILL)
-        began = time.monotonic()
-        _, err = process.communicate(timeout=60)
-        assert time.monotonic() - began < END_AFTER_DEATH_S
-        assert process.returncode == 1
+    with Running(folder, "killed", "--parallel.pipeline", "4") as run:
+        assert len(run.ranks) == 4
+        os.kill(run.ranks[2], signal.SIGKILL)
+        run.end(END_AFTER_DEATH_S)
+        assert run.code == 1
+        err = capfd.readouterr().err
         assert re.match(r"error: rank 2 was ended by SIGKILL", err)
         assert re.search(r"what every rank was doing:(\n  rank \d: .+){4}", err)
-        assert all_ended(ranks, 10.0)
+        assert all_ended(run.ranks, 10.0)
     assert main(["top", str(folder / "killed"), "--once"]) == 0
     assert re.search(r"killed  failed, step \d+ of 100,000: rank 2 was ended by SIGKILL", capfd.readouterr().out)
     last = max(int(path.name[5:]) for path in (folder / "killed" / "checkpoints").glob("step-*"))
@@ -233,23 +265,24 @@ def test_a_killed_rank_ends_the_run(folder, capfd):
     capfd.readouterr()
 
 
-def test_a_stalled_rank_ends_the_run(folder):
+def test_a_stalled_rank_ends_the_run(folder, capfd):
     """When a rank stalls all are gone within the time-out and ten seconds, and the message says where it was."""
-    with running(folder, "stalled", "--runtime.timeout-s", "3") as (process, ranks):
-        os.kill(ranks[1], signal.SIGSTOP)
-        began = time.monotonic()
-        _, err = process.communicate(timeout=60)
-        assert time.monotonic() - began < 3 + END_AFTER_TIME_OUT_S
-        assert process.returncode == 1
+    with Running(folder, "stalled", "--runtime.timeout-s", "3") as run:
+        os.kill(run.ranks[1], signal.SIGSTOP)
+        run.end(3 + END_AFTER_TIME_OUT_S)
+        assert run.code == 1
+        err = capfd.readouterr().err
         # In a step the runtime says it, between steps (in a save, say) the launcher.
         assert re.match(r"error: (rank 0 gave up: |(summing over|gathering from) ranks 0, 1 failed: )", err)
         assert re.search(r"what every rank was doing:(\n  rank \d: .+){2}", err)
-        assert all_ended(ranks, 10.0)
+        assert all_ended(run.ranks, 10.0)
 
 
 def test_an_interrupt_says_how_to_go_on(folder):
     """Control-C ends every rank, and the message names the newest checkpoint."""
-    with running(folder, "interrupted") as (process, ranks):
+    with Command([*CHIMERA, *words(folder, "interrupted", *LONG)]) as process:
+        await_checkpoint(folder, "interrupted", lambda: process.poll() is None)
+        ranks = ranks_below(process.pid)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 1
