@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from promises import END_AFTER_DEATH_S, END_AFTER_TIME_OUT_S
-from small_runs import Command, living, ranks_below, small_overrides
+from small_runs import Command, Running, await_checkpoint, living, ranks_below, small_overrides
 
 from chimera.cli.main import main
 
@@ -193,50 +192,6 @@ def test_a_port_in_use_is_named(folder, capfd):
 LONG = ["--train.steps", "100000", "--train.checkpoint-interval", "10"]
 
 
-def await_checkpoint(folder, out, goes_on):
-    """Wait until a run has saved its first checkpoint."""
-    deadline = time.monotonic() + 60
-    while not list((folder / out).glob("checkpoints/step-*")):
-        time.sleep(0.05)
-        assert goes_on()
-        assert time.monotonic() < deadline, "the run did not begin"
-
-
-class Running:
-    """A long run by the command in a thread of this process, once it has saved a checkpoint; its ranks are processes.
-
-    Attributes:
-        ranks: their process numbers, in order.
-        code: of the command, once it has ended.
-    """
-
-    def __init__(self, folder, out, *more):
-        self.ranks, self.code = [], None
-        self._folder, self._out = folder, out
-        self._words = words(folder, out, *LONG, *more)
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self):
-        before = ranks_below(os.getpid())
-        self._thread.start()
-        await_checkpoint(self._folder, self._out, self._thread.is_alive)
-        self.ranks = [number for number in ranks_below(os.getpid()) if number not in before]
-        return self
-
-    def __exit__(self, *_):
-        for number in living(self.ranks):
-            os.kill(number, signal.SIGKILL)
-        self._thread.join()
-
-    def end(self, within_s):
-        """Wait for the command's end."""
-        self._thread.join(within_s)
-        assert not self._thread.is_alive(), "the run went on"
-
-    def _run(self):
-        self.code = main(self._words)
-
-
 def all_ended(process_ids, within_s):
     """Return whether every process ends in that time."""
     deadline = time.monotonic() + within_s
@@ -247,7 +202,7 @@ def all_ended(process_ids, within_s):
 
 def test_a_killed_rank_ends_the_run(folder, capfd):
     """When a rank is killed all are gone in ten seconds, the message says what each did, and the run can be resumed."""
-    with Running(folder, "killed", "--parallel.pipeline", "4") as run:
+    with Running(words(folder, "killed", *LONG, "--parallel.pipeline", "4"), folder / "killed") as run:
         assert len(run.ranks) == 4
         os.kill(run.ranks[2], signal.SIGKILL)
         run.end(END_AFTER_DEATH_S)
@@ -267,7 +222,7 @@ def test_a_killed_rank_ends_the_run(folder, capfd):
 
 def test_a_stalled_rank_ends_the_run(folder, capfd):
     """When a rank stalls all are gone within the time-out and ten seconds, and the message says where it was."""
-    with Running(folder, "stalled", "--runtime.timeout-s", "3") as run:
+    with Running(words(folder, "stalled", *LONG, "--runtime.timeout-s", "3"), folder / "stalled") as run:
         os.kill(run.ranks[1], signal.SIGSTOP)
         run.end(3 + END_AFTER_TIME_OUT_S)
         assert run.code == 1
@@ -281,7 +236,7 @@ def test_a_stalled_rank_ends_the_run(folder, capfd):
 def test_an_interrupt_says_how_to_go_on(folder):
     """Control-C ends every rank, and the message names the newest checkpoint."""
     with Command([*CHIMERA, *words(folder, "interrupted", *LONG)]) as process:
-        await_checkpoint(folder, "interrupted", lambda: process.poll() is None)
+        await_checkpoint(folder / "interrupted", lambda: process.poll() is None)
         ranks = ranks_below(process.pid)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
