@@ -24,7 +24,7 @@ from multiprocessing.connection import wait
 import torch
 import torch.distributed as dist
 
-__all__ = ["RankError", "Ranks", "warm_up"]
+__all__ = ["PRELOADED", "RankError", "Ranks", "warm_up"]
 
 PRELOADED = [
     "chimera.cli.bench_reduce",
