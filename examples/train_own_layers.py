@@ -51,6 +51,6 @@ def train(place: Place, _: Tell | None = None) -> float:
 if __name__ == "__main__":
     here = place_from_environment(os.environ)
     if here is None:
-        run_local(train, RANKS)
+        run_local(train, RANKS, preload=["chimera.runtime.pipeline"])
     else:
         train(here)

@@ -18,14 +18,33 @@ import traceback
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 
 import torch
 import torch.distributed as dist
 
-__all__ = ["RankError", "Ranks"]
+__all__ = ["PRELOADED", "RankError", "Ranks", "warm_up"]
 
-PRELOADED = ["chimera.models.bert", "chimera.runtime.pipeline", "chimera.schedules", "numpy", "pytest", "torch"]
+PRELOADED = [
+    "chimera.cli.bench_reduce",
+    "chimera.cli.bench_runtime",
+    "chimera.cli.contenders",
+    "chimera.cli.profile_calibrate",
+    "chimera.cli.training",
+    "chimera.launch.connect",
+    "chimera.models",
+    "chimera.runtime.pipeline",
+    "chimera.schedules",
+    "chimera.train.loop",
+    "chimera.train.measured_stages",
+    "chimera.train.profiling",
+    "numpy",
+    "pytest",
+    "torch",
+    "torch._dynamo",
+]
+"""What any process needs that is forked here or by a command under test: there is one server to fork from."""
 LOOPBACK = "127.0.0.1"
 START_S = 60.0
 GRACE_S = 3.0
@@ -34,6 +53,12 @@ GRACE_S = 3.0
 
 class RankError(AssertionError):
     """A function failed, or did not end, on some rank; the message holds every remote traceback."""
+
+
+def warm_up():
+    """Start the server that ranks are forked from, with all that any of them needs, and return at once."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOADED)
+    forkserver.ensure_running()
 
 
 @dataclass(frozen=True)
@@ -97,8 +122,8 @@ class Ranks:
         self._ranks = []
 
     def _start(self):
+        warm_up()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         for number in range(self.size):
             here, there = context.Pipe()
             process = context.Process(target=_serve, args=(number, self.size, there), daemon=True)

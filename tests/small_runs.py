@@ -1,14 +1,21 @@
 """A training run that takes a second: a little corpus, a configuration for it, and the processes of a command."""
 
+import os
 import random
 import re
+import signal
 import subprocess
+import threading
+import time
 from pathlib import Path
 
+from chimera.cli.main import main
 from chimera.train.config_file import make_config
 
 __all__ = [
     "Command",
+    "Running",
+    "await_checkpoint",
     "children",
     "living",
     "ranks_below",
@@ -18,6 +25,7 @@ __all__ = [
     "write_corpus",
 ]
 
+BEGIN_S = 120.0
 WORDS = re.findall(
     r"\w+",
     "the a of and to in he she it was said that not with his her for on at by but had they be as all so there when "
@@ -90,6 +98,53 @@ class Command(subprocess.Popen):
         if kind is not None:
             self.kill()
         super().__exit__(kind, *error)
+
+
+class Running:
+    """A command in a thread of this process, once its run has saved a checkpoint; its ranks are processes.
+
+    Args:
+        words: of the command.
+        run: the folder of its run.
+
+    Attributes:
+        ranks: their process numbers, in order.
+        code: of the command, once it has ended.
+    """
+
+    def __init__(self, words, run):
+        self.ranks, self.code = [], None
+        self._words, self._run = words, run
+        self._thread = threading.Thread(target=self._call)
+
+    def __enter__(self):
+        before = ranks_below(os.getpid())
+        self._thread.start()
+        await_checkpoint(self._run, self._thread.is_alive)
+        self.ranks = [number for number in ranks_below(os.getpid()) if number not in before]
+        return self
+
+    def __exit__(self, *_):
+        for number in living(self.ranks):
+            os.kill(number, signal.SIGKILL)
+        self._thread.join()
+
+    def end(self, within_s):
+        """Wait for the command's end."""
+        self._thread.join(within_s)
+        assert not self._thread.is_alive(), "the run went on"
+
+    def _call(self):
+        self.code = main(self._words)
+
+
+def await_checkpoint(run, goes_on):
+    """Wait until the run in a folder has saved a checkpoint, or no longer ``goes_on()``."""
+    deadline = time.monotonic() + BEGIN_S
+    while not list(run.glob("checkpoints/step-*/checkpoint.json")):
+        assert goes_on(), "the run has ended"
+        assert time.monotonic() < deadline, "the run did not begin"
+        time.sleep(0.01)
 
 
 def ranks_below(process_id):

@@ -23,7 +23,7 @@ from chimera.errors import UsageError
 from chimera.models import BertConfig, GptConfig
 from chimera.models.config import TransformerConfig
 from chimera.models.gpt import GptBlock
-from chimera.models.huggingface_settings import huggingface_settings
+from chimera.models.huggingface_models import huggingface_settings
 from chimera.models.losses import IGNORED_LABEL
 from chimera.plan.hardware_file import read_device
 from chimera.runtime.pipeline import Pipeline

@@ -1,13 +1,12 @@
 """``chimera checkpoint export``: the weights of a checkpoint as a folder that transformers opens."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
 from chimera.cli.checkpoint_inspect import find_checkpoint
-from chimera.errors import UsageError
+from chimera.cli.weight_files import bytes_of_a_file, file_progress
 from chimera.train.checkpoint import read_checkpoint
 from chimera.train.conversion import EXPORT_TYPES, export_checkpoint
 from chimera.train.families import family_of
@@ -36,15 +35,7 @@ def checkpoint_export(
         dtype: number format of the weights written
         file_gib: most GiB of one file
     """
-    if not 0.001 <= file_gib <= 1024:
-        raise UsageError(f"--file-gib {file_gib:g}: needed: 0.001 to 1024 GiB")
+    file_bytes = bytes_of_a_file(file_gib)
     checkpoint = read_checkpoint(find_checkpoint(path))
-
-    def report(done: int, files: int) -> None:
-        if files > 1:
-            print(f"wrote file {done} of {files}", file=sys.stderr)
-
-    model = export_checkpoint(
-        checkpoint, out, dtype=EXPORT_TYPES[dtype], file_bytes=round(file_gib * 2**30), report=report
-    )
+    model = export_checkpoint(checkpoint, out, dtype=EXPORT_TYPES[dtype], file_bytes=file_bytes, report=file_progress)
     print(f"{family_of(model).title} of step {checkpoint.step:,} in {dtype}: {out}")

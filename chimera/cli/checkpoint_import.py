@@ -1,13 +1,12 @@
 """``chimera checkpoint import``: transformers' weights as the first checkpoint of a run."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from chimera.cli.train import Overrides, given_overrides
-from chimera.errors import UsageError
+from chimera.cli.overrides import Overrides, given_overrides
+from chimera.cli.weight_files import bytes_of_a_file, file_progress
 from chimera.train.config_file import load_config
 from chimera.train.conversion import import_checkpoint
 
@@ -35,13 +34,7 @@ def checkpoint_import(
         overrides: options of the file, set otherwise; the run has to be resumed with the same
         file_gib: most GiB of one file
     """
-    if not 0.001 <= file_gib <= 1024:
-        raise UsageError(f"--file-gib {file_gib:g}: needed: 0.001 to 1024 GiB")
+    file_bytes = bytes_of_a_file(file_gib)
     settings = load_config(config, given_overrides(overrides))
-
-    def report(done: int, files: int) -> None:
-        if files > 1:
-            print(f"wrote file {done} of {files}", file=sys.stderr)
-
-    made = import_checkpoint(weights, settings, file_bytes=round(file_gib * 2**30), report=report)
+    made = import_checkpoint(weights, settings, file_bytes=file_bytes, report=file_progress)
     print(f"wrote {made}; go on with 'chimera train' and the same options, and --resume")

@@ -1,6 +1,5 @@
 """``chimera data tokenizer``: train a tokenizer, or write another maker's as a tokenizer.json."""
 
-import tempfile
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -13,6 +12,7 @@ from chimera.data.text_tokenizer import TextTokenizer
 from chimera.data.tokenizer_files import read_tokenizer
 from chimera.data.tokenizer_training import TextFiles, TokenizerKind, train_tokenizer
 from chimera.errors import UsageError, nearest_names
+from chimera.ir.files import replacing
 
 __all__ = ["data_tokenizer"]
 
@@ -62,7 +62,8 @@ def data_tokenizer(
         tokenizer = read_tokenizer(take, lowercase=lowercase)
     else:
         tokenizer = _trained(files, kind, vocab_size, lowercase=lowercase, form=form, field=field)
-    _write(out, tokenizer.to_json())
+    with replacing(out) as path:
+        path.write_text(tokenizer.to_json(), encoding="utf-8")
     print_wrapped(console(), f"{out}: {tokenizer.size:,} tokens")
 
 
@@ -89,16 +90,3 @@ def _trained(
         raise UsageError("--lowercase is for WordPiece; BPE and Unigram keep the text as it is: leave it out")
     sentences = TextFiles(files, text_options(files, form, field, None, "en"))
     return train_tokenizer(sentences, kind=kind, vocab_size=vocab_size, lowercase=lowercase is not False)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that is complete or absent."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file:
-        try:
-            file.write(text)
-            file.close()
-            Path(file.name).chmod(0o644)
-            Path(file.name).replace(path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise

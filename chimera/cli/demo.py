@@ -20,8 +20,8 @@ from tyro.conf import arg
 from chimera import launch
 from chimera.cli.demo_summary import DemoSummary, ScheduleFigures, show_summary, summary_text
 from chimera.cli.terminal import console
-from chimera.cli.train import TrainingView, summary
 from chimera.cli.training import PRELOAD, run_local
+from chimera.cli.training_view import TrainingView, summary
 from chimera.data import DataConfig
 from chimera.errors import UsageError
 from chimera.ir.costs import StageCosts
@@ -46,7 +46,7 @@ _RANKS: Final = 4
 _SEQUENCE_LENGTH: Final = 64
 _MARKER: Final = "summary.json"
 _STEPS_BY_1F1B: Final = 20
-_PROFILE: Final = "chimera.train.profile"
+_MEASURED: Final = "chimera.train.measured_stages"
 
 
 def demo(
@@ -69,7 +69,7 @@ def demo(
     if steps < _STEPS_BY_1F1B:
         raise UsageError(f"--steps {steps}: needed: at least {_STEPS_BY_1F1B}, which 1F1B is compared over")
     _clear(out)
-    launch.warm_up([*PRELOAD, _PROFILE])
+    launch.warm_up([*PRELOAD, _MEASURED])
     config = _config(out, steps)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     screen = console()
@@ -81,12 +81,12 @@ def demo(
     other = _by_1f1b(config)
     baseline = run_local(other)
     screen.print("Measuring what each stage costs, one at a time, and running both schedules at that pace …\n")
-    costs: StageCosts = launch.run_local(partial(_costs_on_rank, config), 1, preload=[_PROFILE])[0]
+    costs: StageCosts = launch.run_local(partial(_costs_on_rank, config), 1, preload=[_MEASURED])[0]
     assert isinstance(result, TrainingResult), "no profile was asked for"
     assert isinstance(baseline, TrainingResult), "nor here"
     schedules = {"chimera": layout_of(config).schedule, "1f1b": layout_of(other).schedule}
     virtual = launch.run_local(
-        partial(_virtual_on_rank, schedules, costs, _message_bytes(config)), _RANKS, preload=[_PROFILE]
+        partial(_virtual_on_rank, schedules, costs, _message_bytes(config)), _RANKS, preload=[_MEASURED]
     )[0]
     predicted = {name: simulate(schedule, costs) for name, schedule in schedules.items()}
     measured = {name: _timeline(run) for name, run in (("chimera", result), ("1f1b", baseline))}
@@ -167,7 +167,7 @@ def _message_bytes(config: TrainConfig) -> int:
 
 def _costs_on_rank(config: TrainConfig, place: Place, tell: Tell) -> StageCosts:
     # Ranks are forked with this loaded; the process that starts them does without.
-    from chimera.train.profile import measure_stage_costs
+    from chimera.train.measured_stages import measure_stage_costs
 
     del place
     tell("measuring the stages")
@@ -177,7 +177,7 @@ def _costs_on_rank(config: TrainConfig, place: Place, tell: Tell) -> StageCosts:
 def _virtual_on_rank(
     schedules: Mapping[str, Schedule], costs: StageCosts, message_bytes: int, place: Place, tell: Tell
 ) -> dict[str, Timeline]:
-    from chimera.train.profile import run_on_virtual_device
+    from chimera.train.measured_stages import run_on_virtual_device
 
     with launch.connected(place, timeout_s=60.0) as group:
         timelines = {}

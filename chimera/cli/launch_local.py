@@ -9,7 +9,8 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from chimera.cli.options import Flag
-from chimera.cli.train import Overrides, given_overrides, train_here
+from chimera.cli.overrides import Overrides, given_overrides
+from chimera.cli.train import train_here
 from chimera.errors import UsageError
 from chimera.train.config_file import load_config
 from chimera.train.layout import layout_of

@@ -17,19 +17,15 @@ from rich.console import Console
 from tyro.conf import Positional, arg
 
 from chimera.cli.options import Flag
+from chimera.cli.overrides import Overrides, given_overrides
 from chimera.cli.terminal import console
-from chimera.cli.train import Overrides, TrainingView, after_interrupt, given_overrides, print_result, summary
+from chimera.cli.train import after_interrupt, print_result
 from chimera.cli.training import check_run
+from chimera.cli.training_view import TrainingView, summary
 from chimera.errors import ConfigError, RunError, UsageError
 from chimera.launch.interfaces import find_interface
-from chimera.launch.ray.cluster import (
-    OwnCluster,
-    environment_for,
-    own_cluster,
-    require_cluster,
-    start_cluster,
-    stop_cluster,
-)
+from chimera.launch.ray.cluster import OwnCluster, environment_for, own_cluster, start_cluster, stop_cluster
+from chimera.launch.ray.joining import require_cluster
 from chimera.launch.ray.placement import Seat
 from chimera.train.config import TrainConfig
 from chimera.train.config_file import load_config

@@ -14,8 +14,9 @@ from typing import Annotated, Final
 from tyro.conf import Positional, arg
 
 from chimera.cli.options import Flag
+from chimera.cli.overrides import Overrides, given_overrides
 from chimera.cli.terminal import console
-from chimera.cli.train import Overrides, after_interrupt, given_overrides
+from chimera.cli.train import after_interrupt
 from chimera.cli.training import check_run
 from chimera.errors import RunError, UsageError
 from chimera.ir.files import making_folder

@@ -15,8 +15,9 @@ from tyro.conf import Positional, arg
 
 from chimera.cli.nsys import is_under_nsys, run_under_nsys
 from chimera.cli.options import Flag
+from chimera.cli.overrides import Overrides, given_overrides
 from chimera.cli.profile_calibrate import calibrate_here
-from chimera.cli.train import Overrides, given_overrides, run_and_show
+from chimera.cli.train import run_and_show
 from chimera.errors import UsageError
 from chimera.launch import place_from_environment
 from chimera.train.config_file import file_sets, load_config

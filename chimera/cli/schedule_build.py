@@ -229,6 +229,7 @@ def _print(problem: Problem, found: Found) -> None:
     out.print(f"{found.schedule.name}, {sizes_text(found.schedule)}: proved", style="bold")
     for label, text in _lines(problem, found):
         print_wrapped(out, text, indent=" " * 15, first=f"  {label:12} ")
+    out.print()
     print_wrapped(out, units_text(found.timeline.unit))
 
 

@@ -6,38 +6,20 @@ a tensor it has no place for, a place it has no tensor for, and two different te
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from chimera.errors import CheckpointError, ConfigError
-from chimera.models.bert import BertConfig, bert_layers
+from chimera.errors import CheckpointError
 from chimera.models.config import TransformerConfig
-from chimera.models.gpt import GptConfig, gpt_layers
-from chimera.models.huggingface_settings import huggingface_settings
-from chimera.models.llama import LlamaConfig, llama_layers
-from chimera.models.t5 import T5Config, t5_layers
+from chimera.models.huggingface_models import huggingface_model, huggingface_settings
 from chimera.models.weight_files import FolderWeights, StateWeights, WeightSource, write_index, write_tensors
-from chimera.models.weight_names import NameTable, Origin, bert_names, gpt_names, llama_names, t5_names
+from chimera.models.weight_names import NameTable, Origin
 from chimera.tensor.sharding import WHOLE, Piece, Sharding
 
 __all__ = ["HuggingFaceWeights", "finish_huggingface", "from_huggingface", "to_huggingface", "write_huggingface"]
-
-_TABLES: Final[Mapping[type[TransformerConfig], Callable[[Any], NameTable]]] = {
-    BertConfig: bert_names,
-    GptConfig: gpt_names,
-    LlamaConfig: llama_names,
-    T5Config: t5_names,
-}
-_LAYERS: Final[Mapping[type[TransformerConfig], Callable[[Any], list[nn.Module]]]] = {
-    BertConfig: bert_layers,
-    GptConfig: gpt_layers,
-    LlamaConfig: llama_layers,
-    T5Config: t5_layers,
-}
 
 
 class HuggingFaceWeights:
@@ -54,7 +36,7 @@ class HuggingFaceWeights:
 
     def __init__(self, source: Path | str | Mapping[str, Tensor], config: TransformerConfig) -> None:
         self._source: WeightSource = StateWeights(source) if isinstance(source, Mapping) else FolderWeights(source)
-        self._table = _table_of(config)
+        self._table = huggingface_model(config).names(config)
         self._stored: dict[str, str] = {}
         for stored in self._source.names():
             name = self._table.standard(stored)
@@ -172,7 +154,7 @@ def from_huggingface(state: Mapping[str, Tensor], config: TransformerConfig) -> 
             tensors for one tied weight.
         ConfigError: Transformers has no such model.
     """
-    weights, table = HuggingFaceWeights(state, config), _table_of(config)
+    weights, table = HuggingFaceWeights(state, config), huggingface_model(config).names(config)
     shapes = _shapes_of(config)
     ours = {name: weights.part(name, WHOLE, shapes[name]) for name in table.origins}
     return ours | {name: ours[first] for name, first in table.ties.items()}
@@ -194,7 +176,7 @@ def to_huggingface(state: Mapping[str, Tensor], config: TransformerConfig) -> di
             for one tied weight.
         ConfigError: Transformers has no such model.
     """
-    table, ours = _table_of(config), dict(state)
+    table, ours = huggingface_model(config).names(config), dict(state)
     for name, first in table.ties.items():
         tied = ours.pop(name, None)
         if tied is not None and first in ours and tied is not ours[first] and not torch.equal(tied, ours[first]):
@@ -231,7 +213,7 @@ def write_huggingface(
     Raises:
         CheckpointError: a name that is no parameter's, or a shape that is not the config's.
     """
-    unknown = sorted(set(tensors) - set(_table_of(config).origins))
+    unknown = sorted(set(tensors) - set(huggingface_model(config).names(config).origins))
     if unknown:
         raise CheckpointError(f"not parameters of this model: {', '.join(unknown)}; check [model] num_layers")
     write_tensors(Path(folder), _renamed(tensors, config), number=number, count=count)
@@ -243,7 +225,7 @@ def finish_huggingface(folder: Path | str, config: TransformerConfig, *, count: 
     Raises:
         CheckpointError: a file is missing, a parameter stands nowhere, or one twice.
     """
-    folder, table = Path(folder), _table_of(config)
+    folder, table = Path(folder), huggingface_model(config).names(config)
     if count > 1:
         write_index(folder, count)
     written = set(FolderWeights(folder).names())
@@ -254,25 +236,15 @@ def finish_huggingface(folder: Path | str, config: TransformerConfig, *, count: 
     (folder / "config.json").write_text(f"{json.dumps(settings, indent=2)}\n", encoding="utf-8")
 
 
-def _table_of(config: TransformerConfig) -> NameTable:
-    make = _TABLES.get(type(config))
-    if make is None:
-        raise ConfigError(
-            f"transformers has no model of the kind {type(config).__name__}; its weights are in this project's own "
-            "checkpoints alone"
-        )
-    return make(config)
-
-
 def _shapes_of(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        model = nn.Sequential(*_LAYERS[type(config)](config))
+        model = nn.Sequential(*huggingface_model(config).layers(config))
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def _renamed(ours: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
     """Return the tensors that parameters of ours consist of; views of them."""
-    table, shapes = _table_of(config), _shapes_of(config)
+    table, shapes = huggingface_model(config).names(config), _shapes_of(config)
     wrong = [
         f"{name} is {list(tensor.shape)}, the config needs {list(shapes[name])}"
         for name, tensor in ours.items()

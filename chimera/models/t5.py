@@ -21,7 +21,7 @@ from chimera.models.feed_forward import FeedForward
 from chimera.models.relative_bias import RelativeBias
 from chimera.models.transformer import (
     BlockForm,
-    Decoder,
+    LanguageModelHead,
     Spec,
     TransformerBlock,
     initialise,
@@ -300,7 +300,7 @@ class T5DecoderBlock(T5Block):
         return inputs[:1] if self.last else inputs
 
 
-class T5Head(nn.Module):
+class T5Head(LanguageModelHead):
     """The decoder's final norm, and word logits.
 
     Args:
@@ -311,20 +311,10 @@ class T5Head(nn.Module):
     """
 
     def __init__(self, config: T5Config, parallel: TensorParallel = ALONE, *, word: nn.Embedding | None = None) -> None:
-        super().__init__()
+        super().__init__(config, parallel, rms=True, word=word)
         self.parallel = parallel
         self.dropout = config.dropout
-        self.std = config.initializer_range
         self.scale = 1.0 if word is None else 1.0 / math.sqrt(config.hidden_size)
-        self.norm = make_norm(config, rms=True)
-        vocabulary = Vocabulary(config.vocab_size, parallel)
-        self.decoder = Decoder(config, vocabulary, bias=False, word=word, divided=True)
-        mark_copies(self, parallel, partial=parallel.divides_sequence)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters again from the default generator, but for a tied weight: the embeddings draw that."""
-        initialise(self, std=self.std)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map ``[b, s, h]``, or this rank's part, to word logits ``[b, s, V]``, or to those of this rank's words."""

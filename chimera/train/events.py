@@ -8,7 +8,7 @@ from chimera.ir.timeline import Timeline
 from chimera.train.metrics import EvaluationMetrics, StepMetrics
 from chimera.train.tracking.record import RunRecord
 
-__all__ = ["Event", "Report", "Restarted", "Saved", "Started", "TrackerFailed", "TrainingResult"]
+__all__ = ["Event", "Report", "Restarted", "Saved", "Started", "TrackerFailed", "TrainingResult", "report_to_nobody"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,3 +97,7 @@ class TrainingResult:
     checkpoint: Path
     train_s: float
     record: RunRecord | None
+
+
+def report_to_nobody(_: Event) -> None:
+    """Report nothing."""

@@ -7,7 +7,6 @@ made of the result elsewhere.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -15,22 +14,16 @@ import torch
 import torch.distributed as dist
 
 from chimera.data import build_data
-from chimera.ir.costs import StageCosts
 from chimera.ir.costs_file import read_costs
-from chimera.ir.schedule import Schedule
-from chimera.ir.timeline import Timeline
 from chimera.runtime.ablation import Ablation
 from chimera.runtime.runnable import channels_of
 from chimera.simulate import simulate
-from chimera.tensor.parallel import TensorParallel
-from chimera.timeline.costs import stage_costs
 from chimera.train.config import TrainConfig
-from chimera.train.events import Event, Report
-from chimera.train.families import layers_of
+from chimera.train.events import Report, report_to_nobody
 from chimera.train.layout import Layout, layout_of
-from chimera.train.link_times import ChannelTime, time_channels, time_reductions
-from chimera.train.memory import bytes_per_rank
+from chimera.train.link_times import time_channels, time_reductions
 from chimera.train.observers import KeptBytes, named_ranges, ranged
+from chimera.train.profile_costs import Recorded, measured_costs, stage_bytes, with_links, with_memory
 from chimera.train.profile_result import ProfileResult, Recording, profile_folder
 from chimera.train.stepping import Steps, TrainingSteps, VirtualSteps
 from chimera.train.tools import require_tools, snapshot_memory, trace_with_torch
@@ -73,11 +66,11 @@ def profile(
     assert options.steps, "a run without recorded steps is no profile"
     layout = layout_of(config)
     require_tools(options, device)
-    making = _Making(config, layout, group, device, report or _to_nobody)
+    making = _Making(config, layout, group, device, report or report_to_nobody)
     found = _recorded(making, device)
     given = making.costs
-    measured = _costs_of(found, config, layout, given)
-    predicting = measured if given is None else _with_links(given, measured)
+    measured = measured_costs(found, config, layout, given)
+    predicting = measured if given is None else with_links(given, measured)
     return ProfileResult(
         name=profile_folder(config, device).name,
         out=profile_folder(config, device),
@@ -86,30 +79,16 @@ def profile(
         schedule=found.schedule,
         runs=1 if options.virtual else config.train.accumulation_runs,
         timelines=tuple(
-            tuple(_with_memory(timeline, config, layout, measured) for timeline in step) for step in found.timelines
+            tuple(with_memory(timeline, config, layout, measured) for timeline in step) for step in found.timelines
         ),
         step_s=found.step_s,
         costs=measured,
         predicted_from=options.costs,
-        predicted=simulate(found.schedule, predicting),
+        predicted=with_memory(simulate(found.schedule, predicting), config, layout, measured),
         channels=found.channels,
         ablated={ablate: making.timed(ablate) for ablate in _LEFT_OUT[options.ablate]},
         recording=found.recording,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the recorded steps of an unabridged run said; the same on every rank."""
-
-    schedule: Schedule
-    timelines: tuple[tuple[Timeline, ...], ...]
-    step_s: tuple[float, ...]
-    message_bytes: list[int]
-    kept_bytes: list[int]
-    channels: tuple[ChannelTime, ...]
-    reduce_s: list[float]
-    recording: Recording
 
 
 class _Making:
@@ -150,7 +129,6 @@ class _Making:
                 build_data(config.data),
                 group,
                 device=device,
-                report=report,
                 number=number,
             )
 
@@ -159,7 +137,7 @@ class _Making:
         """The gradients that each stage reduces."""
         if self.config.profile.virtual and self.costs is not None:
             return self.costs.gradient_bytes or [0.0] * self.costs.num_stages
-        return _stage_bytes(self.config, self.layout)["gradient_bytes"]
+        return stage_bytes(self.config, self.layout)["gradient_bytes"]
 
     def begun(self, ablate: Ablation) -> Steps:
         """Return steps, those of the warm-up made."""
@@ -180,7 +158,7 @@ class _Making:
             steps.close()
 
 
-def _recorded(making: _Making, device: torch.device) -> _Found:
+def _recorded(making: _Making, device: torch.device) -> Recorded:
     options = making.config.profile
     steps = making.begun("none")
     pipe = steps.pipe
@@ -215,7 +193,7 @@ def _recorded(making: _Making, device: torch.device) -> _Found:
         if options.memory_snapshot:
             making.report("making a step with the allocator's history")
             snapshot_memory(steps, folder)
-        return _Found(
+        return Recorded(
             schedule=pipe.schedule,
             timelines=tuple(timelines),
             step_s=_of_first_rank(steps, step_s),
@@ -265,95 +243,7 @@ def _recording(steps: Steps) -> Recording:
     return Recording(events=int(everywhere[:, 0].max()), event_s=float(everywhere[:, 1].max()))
 
 
-# What the steps tell
-
-
-def _costs_of(found: _Found, config: TrainConfig, layout: Layout, given: StageCosts | None) -> StageCosts:
-    """Return the measured costs, for one whole micro-batch."""
-    share = layout.schedule.microbatch_share
-    costs = stage_costs(
-        [timeline for step in found.timelines for timeline in step],
-        num_stages=layout.schedule.num_stages,
-        microbatch_share=share,
-    )
-    if any(found.reduce_s):
-        costs = replace(costs, reduce_s=found.reduce_s)
-    if found.channels:
-        costs = replace(
-            costs,
-            message_bytes=[size / share for size in found.message_bytes],
-            message_s=[seconds / share for seconds in _message_s(found)],
-            latency_s=max(channel.latency_s for channel in found.channels),
-            bandwidth_bytes_per_s=min(channel.bytes_per_s for channel in found.channels),
-        )
-    if config.profile.virtual and given is not None:
-        return replace(costs, gradient_bytes=given.gradient_bytes, activation_bytes=given.activation_bytes)
-    sizes = _stage_bytes(config, layout)
-    return replace(
-        costs,
-        activation_bytes=[kept / share for kept in found.kept_bytes],
-        weight_bytes=sizes["weight_bytes"],
-        gradient_bytes=sizes["gradient_bytes"],
-    )
-
-
-def _message_s(found: _Found) -> list[float]:
-    """Return the time of a message at each boundary, the mean over the routes that cross it between two ranks."""
-    known = {(channel.ranks, channel.route): channel for channel in found.channels}
-    times = []
-    for boundary, size in enumerate(found.message_bytes):
-        crossing = [
-            known[(min(a, b), max(a, b)), number]
-            for number, route in enumerate(found.schedule.placement.routes)
-            for a, b in [(route[boundary], route[boundary + 1])]
-            if a != b
-        ]
-        each = [channel.latency_s + size / channel.bytes_per_s for channel in crossing]
-        times.append(sum(each) / len(each) if each else 0.0)
-    return times
-
-
-def _with_links(given: StageCosts, measured: StageCosts) -> StageCosts:
-    """Return given costs of computations, with messages and reductions as they were measured here."""
-    return replace(
-        given,
-        message_bytes=measured.message_bytes,
-        message_s=measured.message_s,
-        latency_s=measured.latency_s,
-        bandwidth_bytes_per_s=measured.bandwidth_bytes_per_s,
-        reduce_s=measured.reduce_s,
-    )
-
-
-def _stage_bytes(config: TrainConfig, layout: Layout) -> dict[str, list[float]]:
-    """Return the bytes of each stage's weights and gradients, as one of the tensor-parallel ranks has them."""
-    with torch.device("meta"):
-        layers = layers_of(config.model, TensorParallel(0, config.parallel.tensor, config.parallel.sequence))
-    width = 4 if config.train.dtype == "fp32" else 2
-    elements = [0] * layout.schedule.num_stages
-    for layer, stage in zip(layers, layout.layer_to_stage, strict=True):
-        elements[stage] += sum(parameter.numel() for parameter in layer.parameters())
-    return {"weight_bytes": [width * n for n in elements], "gradient_bytes": [4 * n for n in elements]}
-
-
-def _with_memory(timeline: Timeline, config: TrainConfig, layout: Layout, costs: StageCosts) -> Timeline:
-    """Return a timeline that knows the bytes that its ranks hold, where they were counted."""
-    if config.profile.virtual or costs.activation_bytes is None or timeline.recorded_memory is not None:
-        return timeline
-    with torch.device("meta"):
-        layers = layers_of(config.model, TensorParallel(0, config.parallel.tensor, config.parallel.sequence))
-    resolved = costs.resolve(layout.schedule)
-    resident = [kept.total for kept in bytes_per_rank(config, layout, layers)]
-    return replace(
-        timeline, activation_bytes=resolved.activation_bytes, resident_bytes=torch.tensor(resident).double().numpy()
-    )
-
-
 def _title(config: TrainConfig, device: torch.device) -> str:
     if config.profile.virtual:
         return "virtual device"
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-
-
-def _to_nobody(_: Event) -> None:
-    """Report nothing."""

@@ -18,10 +18,8 @@ from chimera.runtime.pipeline import Pipeline
 from chimera.runtime.updates import Update
 from chimera.runtime.virtual import VirtualLoss, virtual_batch, virtual_layers
 from chimera.train.config import TrainConfig
-from chimera.train.events import Report
 from chimera.train.layout import Layout
-from chimera.train.loop import TrainingRun
-from chimera.train.tracking.command import Command
+from chimera.train.run import TrainingRun
 
 __all__ = ["Steps", "TrainingSteps", "VirtualSteps"]
 
@@ -49,7 +47,6 @@ class TrainingSteps:
         config, layout, data: of the run.
         group: its ranks.
         device: of this one.
-        report: told what this rank is at.
         ablate: what is left out.
         number: steps that may be made.
     """
@@ -62,7 +59,6 @@ class TrainingSteps:
         group: "dist.ProcessGroup | None",
         *,
         device: torch.device,
-        report: Report,
         ablate: Ablation,
         number: int,
     ) -> None:
@@ -74,8 +70,6 @@ class TrainingSteps:
             data,
             group,
             device=device,
-            command=Command.here(),
-            report=report,
             ablate=ablate,
             record_details=True,
         )

@@ -31,10 +31,10 @@ def run(capsys, *words):
 def test_text_becomes_a_dataset_and_is_shown(folder, capsys):
     """A tokenizer is trained, text and JSON lines are built, joined, and shown as the text that went in."""
     code, out, _ = run(
-        capsys, "tokenizer", "text.txt", "--kind", "wordpiece", "--vocab-size", "40", "--out", "tokenizer.json"
+        capsys, "tokenizer", "text.txt", "--kind", "wordpiece", "--vocab-size", "40", "--out", "new/tokenizer.json"
     )
-    assert (code, out) == (0, "tokenizer.json: 40 tokens\n")
-    common = ["--tokenizer", "tokenizer.json", "--workers", "1"]
+    assert (code, out) == (0, "new/tokenizer.json: 40 tokens\n")
+    common = ["--tokenizer", "new/tokenizer.json", "--workers", "1"]
     code, out, err = run(capsys, "build", "text.txt", "--out", "a", *common)
     tokens, size = len(IndexedDataset("a").tokens), (folder / "text.txt").stat().st_size
     said = f"a.idx: 6 documents, 12 sequences, {tokens} tokens of 2 bytes from {size} bytes of text\n"

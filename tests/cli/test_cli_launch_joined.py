@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 import two_hosts
 from promises import END_AFTER_DEATH_S
-from small_runs import Command, children, living, ranks_below, small_overrides
+from small_runs import Command, Running, await_checkpoint, children, living, small_overrides
+
+from chimera.cli.main import main
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
 CHIMERA = [sys.executable, "-m", "chimera"]
@@ -50,18 +52,10 @@ def losses(folder, out):
 @pytest.fixture(scope="module")
 def unbroken(folder):
     """Make the same run on two processes here, without a break, and return its losses."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run([*CHIMERA, *words(folder, "unbroken")], env=environ, check=True, capture_output=True, timeout=300)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        assert main(words(folder, "unbroken")) == 0
     return losses(folder, "unbroken")
-
-
-def await_checkpoint(folder, out, process):
-    """Wait until a run has saved a checkpoint."""
-    deadline = time.monotonic() + BEGIN_S
-    while not list((folder / out).glob("checkpoints/step-*/checkpoint.json")):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "the run did not begin"
-        time.sleep(0.01)
 
 
 def await_row(folder, out, process):
@@ -83,7 +77,7 @@ def test_a_killed_worker_of_torchrun_is_started_again(folder, unbroken):
     """After a restart the run goes on from its newest checkpoint by itself, says so, and ends as an unbroken one."""
     command = [*TORCHRUN[:3], "--max-restarts", "1", *TORCHRUN[3:], *words(folder, "restarted")]
     with Command(command) as agent:
-        await_checkpoint(folder, "restarted", agent)
+        await_checkpoint(folder / "restarted", lambda: agent.poll() is None)
         os.kill(workers_of(agent.pid)[1], signal.SIGKILL)
         out, err = agent.communicate(timeout=120)
     assert agent.returncode == 0, err
@@ -92,14 +86,14 @@ def test_a_killed_worker_of_torchrun_is_started_again(folder, unbroken):
     assert losses(folder, "restarted") == unbroken
 
 
-def test_a_killed_process_of_launch_local_is_started_again(folder, unbroken):
+def test_a_killed_process_of_launch_local_is_started_again(folder, unbroken, capfd):
     """Ranks of this host are started again too; what killed the first ones is said, and the losses are the same."""
-    command = [*CHIMERA, "launch", "local", *words(folder, "local")[1:], "--restarts", "1"]
-    with Command(command) as parent:
-        await_checkpoint(folder, "local", parent)
-        os.kill(ranks_below(parent.pid)[1], signal.SIGKILL)
-        out, err = parent.communicate(timeout=120)
-    assert parent.returncode == 0, err
+    command = ["launch", "local", *words(folder, "local")[1:], "--restarts", "1"]
+    with Running(command, folder / "local") as run:
+        os.kill(run.ranks[1], signal.SIGKILL)
+        run.end(120)
+    out, err = capfd.readouterr()
+    assert run.code == 0, err
     assert err.startswith("error: rank 1 was ended by SIGKILL")
     assert re.search(r"^restart 1  goes on from \S+/local/checkpoints/step-\d+$", out, flags=re.MULTILINE)
     assert losses(folder, "local") == unbroken
@@ -121,7 +115,7 @@ def test_an_attempt_that_never_began_is_not_gone_on_from(folder, unbroken):
 def test_no_rank_outlives_torchruns_agent(folder):
     """When the agent is killed its ranks end by themselves and say why."""
     with Command([*TORCHRUN, *words(folder, "orphans", "--train.steps", "100000")]) as agent:
-        await_checkpoint(folder, "orphans", agent)
+        await_checkpoint(folder / "orphans", lambda: agent.poll() is None)
         ranks = workers_of(agent.pid)
         agent.kill()
         _, err = agent.communicate(timeout=60)
@@ -169,7 +163,7 @@ def listening(process_id):
 
 
 def test_two_hosts_train_as_one_does(folder, unbroken):
-    """One rank on each of two hosts makes the same losses over their network, and listens nowhere else."""
+    """One rank on each of two hosts makes the same losses, over their network alone; only the first says anything."""
     if reason := two_hosts.missing():
         pytest.skip(reason)
     with two_hosts.two_hosts() as hosts:
@@ -196,5 +190,7 @@ def test_two_hosts_train_as_one_does(folder, unbroken):
             time.sleep(0.05)
         outputs = [rank.communicate() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    assert outputs[0][0].startswith("model     BERT")
+    assert outputs[1][0] == ""
     assert seen == [{address} for address in two_hosts.ADDRESSES]
     assert losses(folder, "hosts") == unbroken

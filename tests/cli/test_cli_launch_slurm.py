@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 import slurm_cluster
 from promises import END_AFTER_DEATH_S
-from small_runs import Command, living, small_overrides
+from small_runs import Command, await_checkpoint, living, small_overrides
 
 from chimera.cli.main import main
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "bert-tiny.toml")
-BEGIN_S = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +69,6 @@ def test_two_nodes_train_as_one_host_does(cluster, folder, capfd):
 
 
 LONG = ["--train.steps", "100000", "--train.checkpoint-interval", "10", "--train.evaluation-interval", "100000"]
-
-
-def await_checkpoint(run, goes_on):
-    """Wait until a run has saved a checkpoint."""
-    deadline = time.monotonic() + BEGIN_S
-    while not list(run.glob("checkpoints/step-*/checkpoint.json")):
-        assert goes_on()
-        assert time.monotonic() < deadline, "the job did not begin"
-        time.sleep(0.1)
 
 
 def job_of(run):

@@ -5,6 +5,8 @@ import os
 import statistics
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -27,10 +29,9 @@ def made(tmp_path_factory):
     """Profile a small run with everything that a CPU has, once for all tests here; return folder and JSON."""
     folder = tmp_path_factory.mktemp("cli-profile")
     words = [*small_overrides(folder), "--profile.out", str(folder / "profiles"), "--profile.torch-profiler", "true"]
-    command = [sys.executable, "-m", "chimera", "profile", CONFIG, "--steps", "3", "--ablate", "all", "--json", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout)
+    with redirect_stdout(StringIO()) as said:
+        assert main(["profile", CONFIG, "--steps", "3", "--ablate", "all", "--json", *words]) == 0
+    return folder, json.loads(said.getvalue())
 
 
 def test_a_profile_has_figures_a_trace_and_tables(made):

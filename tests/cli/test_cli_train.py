@@ -6,15 +6,15 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from promises import END_AFTER_DEATH_S, END_AFTER_TIME_OUT_S
-from small_runs import Command, living, ranks_below, small_overrides
+from small_runs import Command, Running, await_checkpoint, living, ranks_below, small_overrides
 
 from chimera.cli.main import main
 
@@ -37,11 +37,10 @@ def words(folder, out, *more):
 @pytest.fixture(scope="module")
 def trained(folder):
     """Make a run of four steps and return what it printed."""
-    done = subprocess.run(
-        [*CHIMERA, *words(folder, "trained")], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    with redirect_stdout(StringIO()) as said, redirect_stderr(StringIO()) as errors:
+        assert main(words(folder, "trained")) == 0
+    assert errors.getvalue() == ""
+    return said.getvalue()
 
 
 def rows(folder, out):
@@ -92,16 +91,15 @@ microbatches: 0 0 0 0
 
 
 @pytest.mark.usefixtures("trained")
-def test_a_schedule_written_by_hand_trains(folder):
+def test_a_schedule_written_by_hand_trains(folder, capfd):
     """A schedule's file by its path, an order of nobody with whole and split backwards, makes a named one's steps."""
     path = folder / "hand.txt"
     path.write_text(HAND, encoding="utf-8")
     more = ["--schedule.name", str(path), "--schedule.microbatches", "none"]
-    done = subprocess.run(
-        [*CHIMERA, *words(folder, "hand", *more)], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "schedule  by-hand, 4 micro-batches of 2 samples; stages E|t|t|L" in done.stdout
+    assert main(words(folder, "hand", *more)) == 0
+    said, errors = capfd.readouterr()
+    assert errors == ""
+    assert "schedule  by-hand, 4 micro-batches of 2 samples; stages E|t|t|L" in said
     by_hand, by_name = ([row["loss"] for row in rows(folder, out)] for out in ("hand", "trained"))
     assert len(by_hand) == 4
     assert by_hand == pytest.approx(by_name[:4], rel=1e-5)
@@ -191,19 +189,7 @@ def test_a_port_in_use_is_named(folder, capfd):
     assert not (folder / "port").exists()
 
 
-@contextmanager
-def running(folder, out, *more):
-    """Start a long run and yield it once it has saved its first checkpoint, with its ranks' process numbers."""
-    long = ["--train.steps", "100000", "--train.checkpoint-interval", "10"]
-    with Command([*CHIMERA, *words(folder, out, *long, *more)]) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not list((folder / out).glob("checkpoints/step-*")) and time.monotonic() < deadline:
-                time.sleep(0.05)
-                assert process.poll() is None, process.communicate()
-            yield process, ranks_below(process.pid)
-        finally:
-            process.kill()
+LONG = ["--train.steps", "100000", "--train.checkpoint-interval", "10"]
 
 
 def all_ended(process_ids, within_s):
@@ -216,16 +202,15 @@ def all_ended(process_ids, within_s):
 
 def test_a_killed_rank_ends_the_run(folder, capfd):
     """When a rank is killed all are gone in ten seconds, the message says what each did, and the run can be resumed."""
-    with running(folder, "killed", "--parallel.pipeline", "4") as (process, ranks):
-        assert len(ranks) == 4
-        os.kill(ranks[2], signal.SIGKILL)
-        began = time.monotonic()
-        _, err = process.communicate(timeout=60)
-        assert time.monotonic() - began < END_AFTER_DEATH_S
-        assert process.returncode == 1
+    with Running(words(folder, "killed", *LONG, "--parallel.pipeline", "4"), folder / "killed") as run:
+        assert len(run.ranks) == 4
+        os.kill(run.ranks[2], signal.SIGKILL)
+        run.end(END_AFTER_DEATH_S)
+        assert run.code == 1
+        err = capfd.readouterr().err
         assert re.match(r"error: rank 2 was ended by SIGKILL", err)
         assert re.search(r"what every rank was doing:(\n  rank \d: .+){4}", err)
-        assert all_ended(ranks, 10.0)
+        assert all_ended(run.ranks, 10.0)
     assert main(["top", str(folder / "killed"), "--once"]) == 0
     assert re.search(r"killed  failed, step \d+ of 100,000: rank 2 was ended by SIGKILL", capfd.readouterr().out)
     last = max(int(path.name[5:]) for path in (folder / "killed" / "checkpoints").glob("step-*"))
@@ -235,23 +220,24 @@ def test_a_killed_rank_ends_the_run(folder, capfd):
     capfd.readouterr()
 
 
-def test_a_stalled_rank_ends_the_run(folder):
+def test_a_stalled_rank_ends_the_run(folder, capfd):
     """When a rank stalls all are gone within the time-out and ten seconds, and the message says where it was."""
-    with running(folder, "stalled", "--runtime.timeout-s", "3") as (process, ranks):
-        os.kill(ranks[1], signal.SIGSTOP)
-        began = time.monotonic()
-        _, err = process.communicate(timeout=60)
-        assert time.monotonic() - began < 3 + END_AFTER_TIME_OUT_S
-        assert process.returncode == 1
+    with Running(words(folder, "stalled", *LONG, "--runtime.timeout-s", "3"), folder / "stalled") as run:
+        os.kill(run.ranks[1], signal.SIGSTOP)
+        run.end(3 + END_AFTER_TIME_OUT_S)
+        assert run.code == 1
+        err = capfd.readouterr().err
         # In a step the runtime says it, between steps (in a save, say) the launcher.
         assert re.match(r"error: (rank 0 gave up: |(summing over|gathering from) ranks 0, 1 failed: )", err)
         assert re.search(r"what every rank was doing:(\n  rank \d: .+){2}", err)
-        assert all_ended(ranks, 10.0)
+        assert all_ended(run.ranks, 10.0)
 
 
 def test_an_interrupt_says_how_to_go_on(folder):
     """Control-C ends every rank, and the message names the newest checkpoint."""
-    with running(folder, "interrupted") as (process, ranks):
+    with Command([*CHIMERA, *words(folder, "interrupted", *LONG)]) as process:
+        await_checkpoint(folder / "interrupted", lambda: process.poll() is None)
+        ranks = ranks_below(process.pid)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 1
@@ -268,6 +254,7 @@ def joined(rank, size, port):
     return os.environ | {name: str(value) for name, value in zip(LAUNCHER, values, strict=True)}
 
 
+@pytest.mark.long
 def test_ranks_of_another_launcher_join(folder, trained):
     """Started as torchrun starts ranks, the command joins the others instead of starting any, and trains the same."""
     with socket.create_server(("127.0.0.1", 0)) as server:

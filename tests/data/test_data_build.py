@@ -81,7 +81,7 @@ def build_and_report(config, queue):
 
 def test_processes_may_race_for_the_cache(config, tmp_path):
     """Four ranks that ask at once get the same, and leave one file and nothing half-written."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     queue = context.Queue()
     ranks = [context.Process(target=build_and_report, args=(config(), queue)) for _ in range(4)]
     for rank in ranks:

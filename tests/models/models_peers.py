@@ -9,7 +9,7 @@ from torch import nn
 
 from chimera.models.bert import BertConfig, bert_layers
 from chimera.models.gpt import GptConfig, gpt_layers
-from chimera.models.huggingface_settings import huggingface_settings
+from chimera.models.huggingface_models import huggingface_settings
 from chimera.models.llama import LlamaConfig, llama_layers
 from chimera.models.t5 import T5Config, t5_layers
 

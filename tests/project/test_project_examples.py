@@ -41,7 +41,11 @@ def test_a_new_schedule_hides_messages_at_the_price_of_memory():
     assert [row[4] for row in rows] == ["4", "7"] * 3
 
 
-@pytest.mark.parametrize("launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")])
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+
+
+# The README's script runs under torchrun in the suite.
+@pytest.mark.parametrize("launcher", [(), pytest.param(TORCHRUN, marks=pytest.mark.long)], ids=["here", "torchrun"])
 def test_own_layers_train_on_ranks_started_here_or_by_torchrun(launcher):
     """Both ways of starting train: after 30 steps the loss is well below that of a guess, ln of 50 characters."""
     printed = re.findall(r"^step (\d+): loss ([\d.]+)$", output_of("train_own_layers.py", *launcher), re.MULTILINE)

@@ -394,13 +394,16 @@ def reduced_gradients(pipe, *, shard):
 
 def wholes(pipe, tensors):
     """Return named tensors whole, joined from the parts of the ranks that share their layers; a collective of those."""
-    tensor, found = pipe.groups.tensor, {}
-    for name, parameter in pipe.named_parameters():
-        sharding = sharding_of(parameter)
-        found[name] = tensors[name]
-        if sharding.is_cut:
-            parts = tensor.start_gather(tensors[name].detach().unsqueeze(0), 0).wait()
-            found[name] = sharding.join(parts.unbind())
+    shardings = {name: sharding_of(parameter) for name, parameter in pipe.named_parameters()}
+    cut = {name: tensors[name].detach() for name, sharding in shardings.items() if sharding.is_cut}
+    found = {name: tensors[name] for name in shardings}
+    if cut:
+        # All at once, for each gather waits for ranks that share cores.
+        own = torch.cat([tensor.flatten() for tensor in cut.values()])
+        ranks = pipe.groups.tensor.start_gather(own.unsqueeze(0), 0).wait().unbind()
+        parts = zip(*(flat.split([tensor.numel() for tensor in cut.values()]) for flat in ranks), strict=True)
+        for (name, tensor), each in zip(cut.items(), parts, strict=True):
+            found[name] = shardings[name].join([part.view(tensor.shape) for part in each])
     return found
 
 

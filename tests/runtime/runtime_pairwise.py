@@ -146,6 +146,16 @@ def work_of(case):
     return num_ranks(case) + microbatches * case["d"] * case["t"]
 
 
+STEPS = 10
+FEW_STEPS, MUCH_WORK = 4, 12
+"""Steps of a case of much work, for which ranks that share cores take seconds each."""
+
+
+def steps_of(case):
+    """Return how many steps of a case the suite makes."""
+    return FEW_STEPS if work_of(case) >= MUCH_WORK else STEPS
+
+
 JOINT_PAIRS = [
     *combinations(("kind", "p", "m", "reduce", "d", "t", "sequence", "recompute", "shard", "model"), 2),
     ("kind", "schedule"),

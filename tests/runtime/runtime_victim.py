@@ -1,9 +1,10 @@
-"""A job in which one rank dies or stalls: a program of its own, with a process for every rank.
+"""A program that runs jobs in which one rank dies or stalls, with a process for every rank.
 
-``python runtime_victim.py FOLDER WORLD VICTIM FATE TIMEOUT_S HOST``: trains on WORLD ranks; in step 2, in its forward
-of micro-batch 1, the rank VICTIM meets its FATE. HOST, a rank or -1 for the starting process, hosts the store. Each
-rank's words go to ``FOLDER/rank.err``; how each one ended, and how long after the victim's fate, is printed as JSON.
-The ranks are forked from one process only to import torch once.
+Each line of its input is a job, a JSON object of what ``run_job`` takes. It trains on ``world`` ranks; in step 2, in
+its forward of micro-batch 1, the rank ``victim`` meets its ``fate``. ``host``, a rank or -1 for the starting process,
+hosts the store. The job has a session of its own, whose number is printed first. Each rank's words go to
+``folder/rank.err``; how each one ended, and how long after the victim's fate, is printed as JSON. Jobs and ranks are
+forked from one process only to import torch once.
 """
 
 import json
@@ -86,10 +87,9 @@ def fork(folder, rank, work):
     sys.exit()
 
 
-def main():
-    folder = Path(sys.argv[1])
-    world, victim, host = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[6])
-    fate, timeout_s = fate_of(folder, sys.argv[4]), float(sys.argv[5])
+def run_job(*, folder, world, victim, fate, timeout_s, host):
+    folder = Path(folder)
+    meet = fate_of(folder, fate)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     listener = socket.create_server((LOOPBACK, 0))
     ranks = {}
@@ -97,7 +97,7 @@ def main():
 
         def work(rank=rank):
             store = make_store(listener, hosts=rank == host)
-            train(rank, world, store, fate=fate if rank == victim else None, timeout_s=timeout_s)
+            train(rank, world, store, fate=meet if rank == victim else None, timeout_s=timeout_s)
 
         ranks[fork(folder, rank, work)] = rank
     store = make_store(listener, hosts=True) if host < 0 else None
@@ -112,8 +112,20 @@ def main():
         os.kill(process_id, signal.SIGKILL)
         os.waitpid(process_id, 0)
     met = float((folder / "fate").read_text())
-    print(json.dumps({rank: (code, moment - met) for rank, (code, moment) in ended.items()}))
+    print(json.dumps({rank: (code, moment - met) for rank, (code, moment) in ended.items()}), flush=True)
     del store
+
+
+def main():
+    for line in sys.stdin:
+        process_id = os.fork()
+        if process_id:
+            os.waitpid(process_id, 0)
+            continue
+        os.setsid()
+        print(os.getpid(), flush=True)
+        run_job(**json.loads(line))
+        sys.exit()
 
 
 if __name__ == "__main__":

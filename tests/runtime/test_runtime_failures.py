@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
 from promises import END_AFTER_DEATH_S, END_AFTER_TIME_OUT_S
+from small_runs import Command
 
 import chimera
 
@@ -28,24 +30,30 @@ class Ended:
     words: dict
 
 
+@pytest.fixture(scope="module")
+def program():
+    """Start the program that runs jobs, once for all of them."""
+    path = os.pathsep.join([str(Path(chimera.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(PROGRAM)]
+    with Command(command, env=os.environ | {"PYTHONPATH": path}, stdin=subprocess.PIPE, stderr=None) as process:
+        yield process
+        process.stdin.close()
+
+
 @pytest.fixture
-def run_job(tmp_path):
+def run_job(program, tmp_path):
     """Run jobs of their own processes, none of which is left behind."""
 
     def run(world, victim, *, fate, timeout_s, host=STARTER):
-        path = os.pathsep.join([str(Path(chimera.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, str(PROGRAM), str(tmp_path)]
-        command += [str(argument) for argument in (world, victim, fate, timeout_s, host)]
-        process = subprocess.Popen(
-            command, env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+        job = {"folder": str(tmp_path), "world": world, "victim": victim, "fate": fate, "timeout_s": timeout_s}
+        print(json.dumps(job | {"host": host}), file=program.stdin, flush=True)
+        session = int(program.stdout.readline())
         try:
-            output, _ = process.communicate(timeout=90)
+            assert wait([program.stdout], 90.0), "the job did not end"
+            output = program.stdout.readline()
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        assert process.returncode == 0
+                os.killpg(session, signal.SIGKILL)
         ended = {int(rank): how for rank, how in json.loads(output).items()}
         return Ended(
             {rank: code for rank, (code, _) in ended.items() if rank != victim},

@@ -3,11 +3,12 @@
 import os
 import time
 import warnings
+from importlib.util import find_spec
 
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import RankError, Ranks
+from ranks import PRELOADED, RankError, Ranks
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,11 @@ def test_nothing_starts_before_the_first_call():
     idle = Ranks(2)
     assert idle.process_ids() == []
     idle.close()
+
+
+def test_what_is_loaded_ahead_is_there():
+    """The server of processes passes over a module that it does not find, and ranks would take seconds more each."""
+    assert [name for name in PRELOADED if find_spec(name) is None] == []
 
 
 def test_functions_run_on_as_many_ranks_as_asked_for(pool):

@@ -37,6 +37,7 @@ def test_says_what_was_found_and_how_good_it_is(capsys, tmp_path):
             "  activations  4 … 4 at most per rank (limit 4)\n"
             "  backwards    8 whole, 24 split\n"
             "  found by     list scheduling, after 1 rule\n"
+            "\n"
             "Times and activations in units of 1/p of the model for one micro-batch.\n"
         ),
         f"wrote {path}\n",

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 import threading
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -276,9 +277,12 @@ def test_wandb_keeps_a_run_offline(tmp_path, monkeypatch):
     tracker.add([step(1), evaluation(1)])
     tracker.close(record_of(step=1, end="finished"))
     (written,) = tmp_path.glob(f"wandb/offline-run-*-{reference}/run-{reference}.wandb")
-    content = written.read_bytes()
-    for word in (b"project-of-a-test", b"train/mlm_loss", b"heldout/nsp_accuracy", b"betas", b"run/effective_share"):
-        assert word in content
+    words = (b"project-of-a-test", b"train/mlm_loss", b"heldout/nsp_accuracy", b"betas", b"run/effective_share")
+    # Its process has said that it is done a moment before the last of the file is written.
+    deadline = time.monotonic() + 10.0
+    while not all(word in written.read_bytes() for word in words) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [word for word in words if word not in written.read_bytes()] == []
 
 
 @needs_mlflow

@@ -1,9 +1,8 @@
-"""The Ray cluster that a job runs on: one that is there, or one that is started here and stays until told to stop.
+"""A Ray cluster of ours: started on this host for a job, it stays until told to stop.
 
-A cluster of ours sits on the loopback interface unless another is named, asks for a token that only its user can read,
+It sits on the loopback interface unless another is named, asks for a token that only its user can read,
 and has no dashboard. A record, locked for as long as the cluster lives, says which one is ours, so that stopping
-touches no other. Ray is not imported here: it reads its environment when it is, and this module says what has to stand
-there.
+touches no other.
 """
 
 import fcntl
@@ -14,7 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -24,28 +22,19 @@ from pathlib import Path
 from typing import IO, Final
 
 from chimera.errors import RunError, UsageError
-from chimera.launch.interfaces import LOOPBACK, find_interface, interface_towards, is_loopback
+from chimera.launch.interfaces import LOOPBACK, find_interface
+from chimera.launch.ray.joining import NOT_BY_UV, RAY_PROGRAM, environment_at, token_environment
 
-__all__ = ["OwnCluster", "environment_for", "own_cluster", "require_cluster", "start_cluster", "stop_cluster"]
+__all__ = ["OwnCluster", "environment_for", "own_cluster", "start_cluster", "stop_cluster"]
 
 _START_S: Final = 90.0
 _STOP_S: Final = 15.0
-_ANSWER_S: Final = 5.0
-_STATUS_S: Final = 25.0
 _LOOK_S: Final = 0.1
 _LONGEST_FOLDER: Final = 44
 """Characters of a path below which Ray's sockets fit into the 107 that the system allows."""
 _SESSIONS: Final = "ray"
 """Folder of Ray's own within ours, which is closed to others: Ray opens its own to everybody."""
 _LAST_LINES: Final = 12
-_ELSEWHERE: Final = "192.0.2.1"
-"""An address that is no host's (RFC 5737), to ask which interface leads out; nothing is sent there."""
-_RAY: Final = (sys.executable, "-m", "ray.scripts.scripts")
-"""Ray's command line, of the same environment as this."""
-_ON_LOOPBACK: Final = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Unless this is 0, Ray takes 127.0.0.1 to mean the machine's address, and listens on all interfaces."""
-_BY_UV: Final = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
-"""Below ``uv run`` Ray would otherwise start workers by uv too, in an environment that uv makes on each node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,75 +127,7 @@ def stop_cluster() -> OwnCluster | None:
 
 def environment_for(address: str, own: OwnCluster | None) -> Mapping[str, str]:
     """Return the variables that have to be set before Ray is imported to connect to ``address``."""
-    if own is not None:
-        return _own_environment(own.host, own.token) | _BY_UV
-    return {_ON_LOOPBACK: "0"} | _BY_UV if _only_on_loopback(address) else _BY_UV
-
-
-def require_cluster(address: str) -> None:
-    """See that a head of a cluster answers at ``address`` and takes our token; joining it would try for minutes.
-
-    Raises:
-        UsageError: it is not written host:port.
-        RunError: none does, and why.
-    """
-    host, port = _parts(address)
-    try:
-        socket.create_connection((host, port), _ANSWER_S).close()
-    except OSError as error:
-        raise RunError(
-            f"no Ray cluster answers at {address}: {error.strerror or error}; see with 'ray status' whether it runs, "
-            "or leave --address out to have one started on this host"
-        ) from error
-    try:
-        done = subprocess.run(
-            [*_RAY, "status", "--address", address],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | environment_for(address, None),
-            timeout=_STATUS_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunError(
-            f"what listens at {address} does not answer as the head of a Ray cluster does within {_STATUS_S:g} s; see "
-            "which port its 'ray start' has printed"
-        ) from None
-    if done.returncode:
-        # After a traceback comes the exception, its class with its modules before it.
-        reason = (done.stdout.strip().splitlines() or ["no reason given"])[-1].rpartition("Error: ")[2]
-        raise RunError(f"the Ray cluster at {address} does not take us: {reason}")
-
-
-def _parts(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        hint = "; Ray's client is not supported, so start from a node of the cluster" if "://" in address else ""
-        raise UsageError(f"--address {address!r}; needed: host:port of the cluster's head, such as 10.0.0.1:6379{hint}")
-    return host.strip("[]"), int(port)
-
-
-def _only_on_loopback(address: str) -> bool:
-    """Return whether a head listens on this host's loopback interface, and nowhere else."""
-    host, port = _parts(address)
-    found = {entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
-    if not all(is_loopback(str(ip)) for ip in found):
-        return False
-    try:
-        outer = interface_towards(_ELSEWHERE).address
-    except RunError:
-        return True
-    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.settimeout(_ANSWER_S)
-        return probe.connect_ex((outer, port)) != 0
-
-
-def _own_environment(host: str, token: Path) -> dict[str, str]:
-    on_loopback = {_ON_LOOPBACK: "0"} if is_loopback(host) else {}
-    # An empty token in the environment has no say over the one in the file.
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_TOKEN": "", **on_loopback}
+    return environment_at(address) if own is None else token_environment(own.host, own.token) | NOT_BY_UV
 
 
 # The record
@@ -289,10 +210,10 @@ def _start(address: str, folder: Path, cpus: float | None, record: IO[str]) -> s
     words += ["--ray-client-server-port", str(_free_port(address)), "--dashboard-agent-listen-port", "0"]
     words += [] if cpus is None else ["--num-cpus", f"{cpus:g}"]
     environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    environ |= _own_environment(address, folder / "token")
+    environ |= token_environment(address, folder / "token")
     with (folder / "output").open("wb") as output:
         return subprocess.Popen(
-            [*_RAY, *words],
+            [*RAY_PROGRAM, *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

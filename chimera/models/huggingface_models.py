@@ -1,25 +1,64 @@
-"""What stands in transformers' ``config.json`` for each architecture, so that written weights open there."""
+"""Which of our models transformers has: their layers, the names of their weights there, and their ``config.json``."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
-from chimera.models.bert import BertConfig
-from chimera.models.config import TransformerConfig
-from chimera.models.gpt import GptConfig
-from chimera.models.llama import LlamaConfig
-from chimera.models.t5 import T5Config
+from torch import nn
 
-__all__ = ["huggingface_settings"]
+from chimera.errors import ConfigError
+from chimera.models.bert import BertConfig, bert_layers
+from chimera.models.config import TransformerConfig
+from chimera.models.gpt import GptConfig, gpt_layers
+from chimera.models.llama import LlamaConfig, llama_layers
+from chimera.models.t5 import T5Config, t5_layers
+from chimera.models.weight_names import NameTable, bert_names, gpt_names, llama_names, t5_names
+
+__all__ = ["HuggingFaceModel", "huggingface_model", "huggingface_settings"]
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFaceModel:
+    """One row of the table.
+
+    Attributes:
+        layers: from the configuration to the list of layers.
+        names: from the configuration to the names of the weights.
+        settings: from the configuration to the options that only this model has.
+    """
+
+    layers: Callable[[Any], list[nn.Module]]
+    names: Callable[[Any], NameTable]
+    settings: Callable[[Any], dict[str, Any]]
+
+
+def huggingface_model(config: TransformerConfig) -> HuggingFaceModel:
+    """Return the row of a model.
+
+    Raises:
+        ConfigError: transformers has no such model.
+    """
+    row = _MODELS.get(type(config))
+    if row is None:
+        raise ConfigError(
+            f"transformers has no model of the kind {type(config).__name__}; its weights are in this project's own "
+            "checkpoints alone"
+        )
+    return row
 
 
 def huggingface_settings(config: TransformerConfig) -> dict[str, Any]:
-    """Return the options of transformers' model, by its names."""
+    """Return the options of transformers' model, by its names.
+
+    Raises:
+        ConfigError: transformers has no such model.
+    """
     shared = {
         "vocab_size": config.vocab_size,
         "initializer_range": config.initializer_range,
         "tie_word_embeddings": config.tied_decoder,
     }
-    return shared | _SETTINGS[type(config)](config)
+    return shared | huggingface_model(config).settings(config)
 
 
 def _bert(config: BertConfig) -> dict[str, Any]:
@@ -97,9 +136,9 @@ def _t5(config: T5Config) -> dict[str, Any]:
     }
 
 
-_SETTINGS: Final[Mapping[type[TransformerConfig], Callable[[Any], dict[str, Any]]]] = {
-    BertConfig: _bert,
-    GptConfig: _gpt,
-    LlamaConfig: _llama,
-    T5Config: _t5,
+_MODELS: Final[Mapping[type[TransformerConfig], HuggingFaceModel]] = {
+    BertConfig: HuggingFaceModel(bert_layers, bert_names, _bert),
+    GptConfig: HuggingFaceModel(gpt_layers, gpt_names, _gpt),
+    LlamaConfig: HuggingFaceModel(llama_layers, llama_names, _llama),
+    T5Config: HuggingFaceModel(t5_layers, t5_names, _t5),
 }
