@@ -92,7 +92,7 @@ class StagedLayout:
             transform=shape.family == "bert",
         )
         schedule = layout.build_schedule(_few(layout))
-        blocks = stage_blocks(shape, layout, schedule.num_stages, times)
+        blocks = stage_blocks(shape, layout, schedule.placement, times)
         per_stage = blocks_by_stack(shape, blocks)
         grid = Grid(
             tensor=float(layout.tensor),

@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 
 from chimera.errors import ChimeraError, ConfigError, InfeasibleError, UsageError
 from chimera.ir.memory import peak_activations
+from chimera.plan.cutting import cut_by_cost, equal_cut
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import read_device, read_software
 from chimera.plan.layout import RECOMPUTES, Layout
 from chimera.plan.partition import partition
 from chimera.plan.planning import plan
+from chimera.plan.search.bounded import prices_by_routes
 from chimera.plan.search.bounds import tight
-from chimera.plan.search.cuts import cut_by_cost, equal_cut
 from chimera.plan.search.model_pricing import ModelPricing
 from chimera.plan.search.paths import counted_path
-from chimera.plan.search.searching import prices_by_routes, search_layouts
+from chimera.plan.search.searching import search_layouts
 from chimera.plan.search.skeleton import _HOP, _RATIOS, _costs, skeleton, traits
 from chimera.plan.search.space import SearchSpace, grids
 from chimera.plan.search.variants import variants
@@ -48,7 +49,7 @@ def test_blocks_dealt_one_by_one_are_cut_as_well_as_can_be(blocks, stages, embed
     costs[-1] += head
     best = partition(costs, stages)
     heaviest = max(sum(c for c, s in zip(costs, best, strict=True) if s == stage) for stage in range(stages))
-    cut = cut_by_cost(blocks, stages, embedding=embedding, head=head)
+    cut = cut_by_cost(blocks, [(stage,) for stage in range(stages)], embedding=embedding, head=head)
     loads = [float(n) for n in cut]
     loads[0] += embedding
     loads[-1] += head

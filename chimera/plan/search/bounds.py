@@ -67,15 +67,17 @@ def _quick_of_one(
     equal: NDArray[np.bool_],
 ) -> Bounds:
     block, embedding, head = (part.sum(axis=0) for part in (prices.block_s, prices.embedding_s, prices.head_s))
-    # A cut by cost leaves no stage between the first and the last with fewer than this, and no stage of any kind with
-    # more than one block less than the mean of time.
-    middle = np.where(equal, blocks / traits.num_stages, float(blocks // traits.num_stages))
     whole = blocks * block + embedding + head
+    per_rank = traits.num_stages / pipeline
+    level = _level(traits, block, embedding, head, blocks=blocks, pipeline=pipeline)
+    # A cut by cost leaves no rank more than a block below the level, and stages of a rank differ by a block.
+    least = np.maximum((level / block - 1) / per_rank - 1, 1.0)
+    middle = np.where(equal, blocks / traits.num_stages, least)
     share = microbatches / traits.routes
 
     def work(stages: int, firsts: int, lasts: int) -> Floats:
-        even = stages * middle * block + firsts * embedding + lasts * head
-        total: Floats = np.where(equal, even, stages * np.maximum(whole / traits.num_stages - block, 0.0)) * share
+        even = (stages * middle * block + firsts * embedding + lasts * head) * share
+        total: Floats = np.where(equal, even, np.maximum(level - block, 0.0) * microbatches)
         return total
 
     busiest = whole * microbatches / pipeline
@@ -91,6 +93,25 @@ def _quick_of_one(
     time = np.maximum(busiest, work(*traits.late) + waits) + prices.tail_s + fewest * prices.block_reduce_s
     filling = np.minimum(1.0, microbatches / traits.microbatches)
     return Bounds(time, _memory(traits, prices, middle, equal, filling))
+
+
+def _level(traits: Traits, block: Floats, embedding: Floats, head: Floats, *, blocks: int, pipeline: int) -> Floats:
+    """Return the time per micro-batch up to which a cut by cost fills all ranks but those that have more by themselves.
+
+    The ranks of the first and the last stage may: they have a block for each stage, and embedding or head.
+    """
+    whole = blocks * block + embedding + head
+    first, last = traits.holders[0], traits.holders[-1]
+    own = traits.num_stages * len(first) / pipeline * block
+    alone = [(first, own + embedding), (last, own + head)]
+    together = own + embedding + head if first == last else 2 * own + embedding + head
+    apart = [] if first == last else alone
+    level = whole / pipeline
+    for ranks, load in [*apart, ((*first, *last), together)]:
+        others = pipeline - len(set(ranks))
+        if others > 0:
+            level = np.minimum(level, np.maximum(whole - load, 0.0) / others)
+    return np.asarray(level, np.float64)
 
 
 def _memory(traits: Traits, prices: Prices, middle: Floats, equal: NDArray[np.bool_], filled: Floats) -> Floats:
