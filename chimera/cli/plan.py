@@ -24,7 +24,7 @@ from chimera.ir.files import replacing
 from chimera.ir.schedule_file import write_schedule
 from chimera.plan.block_times import read_block_times
 from chimera.plan.explain import changes, differences, limits
-from chimera.plan.export import EXPORTS
+from chimera.plan.export import export as exported
 from chimera.plan.hardware_file import read_software
 from chimera.plan.measured import MeasuredTimes
 from chimera.plan.model_file import batch_of, read_model
@@ -144,12 +144,12 @@ def plan_command(
         software=code,
         measured=measured,
         top=top,
-        refine=refine,
+        refine=refine and export is None,  # others have no order but the published one
     )
     if out is not None:
         _write(found, config, out)
     if export is not None:
-        print(EXPORTS[export](shape, found.best.layout), end="")
+        print(_exported(export, found), end="")
     elif json:
         print(json_form.dumps(_as_dict(found, tokens, price), indent=1, ensure_ascii=False))
     else:
@@ -168,6 +168,22 @@ def _write(found: Plans, config: Path, out: Path) -> None:
     for note in notes:
         print(note, file=sys.stderr)
     print(f"wrote {out}", file=sys.stderr)
+
+
+def _exported(system: str, found: Plans) -> str:
+    """Return the first plan that a system can run, in its words; on stderr stands which it is, if not the fastest."""
+    refusals = []
+    for number, each in enumerate(found.plans, 1):
+        try:
+            text = exported(system, found.shape, each.layout)
+        except UsageError as error:
+            refusals.append(str(error))
+            continue
+        if number > 1:
+            slower = each.step_s / found.best.step_s - 1
+            print(f"this is plan {number}, {slower:.1%} slower than the first: {refusals[0]}", file=sys.stderr)
+        return text
+    raise UsageError(refusals[0])
 
 
 def _print(found: Plans, tokens: float | None, price: float | None) -> None:

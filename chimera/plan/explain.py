@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from chimera.errors import ChimeraError
+from chimera.plan.divisors import divisors
 from chimera.plan.estimate import Estimate
 from chimera.plan.layout import Layout, Recompute
 from chimera.plan.measured import MeasuredTimes
 from chimera.plan.plans import Plan, Plans
-from chimera.plan.search.divisors import divisors
 from chimera.plan.search.model_pricing import ModelPricing
 
 __all__ = ["Change", "changes", "differences", "limits", "parts_of_step"]

@@ -41,6 +41,7 @@ class BoundedGrid:
     Attributes:
         grid: the choices.
         num_blocks: of the model.
+        alike: whether all its blocks are.
         traits: [variant].
         prices: over [b, switch], for each number of routes.
         bounds: over [variant, b, switch].
@@ -49,6 +50,7 @@ class BoundedGrid:
 
     grid: Grid
     num_blocks: int
+    alike: bool
     traits: tuple[Traits, ...]
     prices: Mapping[int, Prices]
     bounds: Bounds
@@ -72,8 +74,12 @@ class BoundedGrid:
         return cut_by_cost(self.num_blocks, known.holders, embedding=embedding, head=head)
 
     def layout(self, place: Place) -> Layout:
-        """Return the layout at a place."""
-        return self.grid.layout(place, self.cut(place))
+        """Return the layout at a place.
+
+        Of blocks that are alike, the estimate's own cut is the equal one; of two stacks, the one by their costs.
+        """
+        estimated = self.grid.switches[place[2]].equal == self.alike
+        return self.grid.layout(place, None if estimated else self.cut(place))
 
 
 def bounded_grids(
@@ -140,15 +146,23 @@ def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Re
     )
     usable = next(iter(by_routes.values())).usable_bytes
     divides = np.array([[[shape.num_blocks % each.num_stages == 0]] for each in known]) | ~grid.equal()
-    # Replicas of one are not shared out.
-    shared = np.array([[[each.routes * grid.data > 1]] for each in known]) | ~grid.choices([1]).sharded
-    possible = np.broadcast_to(divides & shared, bounds.time_s.shape)
+    # Replicas of one have nothing to share; the layout stands beside as one that does not share.
+    sharded = grid.choices([1]).sharded
+    shared = np.array([[[each.routes * grid.data > 1]] for each in known]) | ~sharded | bool(sharded.all())
+    divides, shared = (np.broadcast_to(each, bounds.time_s.shape) for each in (divides, shared))
+    possible = divides & shared
     fits = bounds.memory_bytes <= usable
-    rejected[Reason.SAME] += int((~possible).sum())
+    rejected[Reason.EQUAL] += int((~divides).sum())
+    rejected[Reason.SAME] += int((divides & ~shared).sum())
     rejected[Reason.MEMORY] += int((possible & ~fits).sum())
     time = np.where(possible & fits, bounds.time_s, np.inf)
     return BoundedGrid(
-        grid, shape.num_blocks, tuple(known), by_routes, Bounds(time, np.where(possible, bounds.memory_bytes, np.inf))
+        grid=grid,
+        num_blocks=shape.num_blocks,
+        alike=not shape.encoder_layers,
+        traits=tuple(known),
+        prices=by_routes,
+        bounds=Bounds(time, np.where(possible, bounds.memory_bytes, np.inf)),
     )
 
 

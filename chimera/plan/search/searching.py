@@ -147,7 +147,7 @@ class _Search:
             return
         prices = each.prices_of(variant, b)
         cuts = {switch: each.cut((variant, b, switch)) for switch in alive.tolist()}
-        same = [s for s in cuts if not grid.switches[s].equal and len(set(cuts[s])) == 1 and self._has_equal(each, s)]
+        same = [s for s in cuts if len(set(cuts[s])) == 1 and self._has_equal(each, s)]
         self._rejected[Reason.SAME] += len(same)
         switches = [switch for switch in cuts if switch not in same]
         if not switches:
@@ -163,7 +163,9 @@ class _Search:
                 heapq.heappush(self._waiting, (time, number, (variant, b, switch)))
 
     def _has_equal(self, each: BoundedGrid, switch: int) -> bool:
-        return each.grid.switches[switch]._replace(equal=True) in each.grid.switches
+        """Return whether the grid has the equal cut beside this choice of another one."""
+        chosen = each.grid.switches[switch]
+        return each.alike and not chosen.equal and chosen._replace(equal=True) in each.grid.switches
 
     def _simulate(self, number: int, place: Place) -> None:
         """Estimate a layout in full and keep it where it is among the best."""
