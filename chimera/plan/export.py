@@ -1,8 +1,8 @@
 """A layout in the words of other systems: Megatron-LM's flags and layout string, torchtitan's TOML, nanotron's YAML.
 
-Names are those of Megatron-LM (``megatron/training/arguments.py``), torchtitan 0.2 (``config/job_config.py``; later ones
-are configured in Python) and nanotron (``config/parallelism_config.py``, ``config/config.py``). What a system has no word
-for is refused by name, so that nothing is exported that would run as something else.
+Names are those of Megatron-LM (``training/arguments.py``), of torchtitan 0.2 (``config/job_config.py``; later ones are
+configured in Python) and of nanotron (``config/parallelism_config.py``, ``config/config.py``). What a system has no
+word for is refused by name, so that nothing is exported that would run as something else.
 """
 
 from collections.abc import Callable, Mapping

@@ -15,7 +15,7 @@ from chimera.plan.search.refine import refined
 from chimera.plan.search.relax import relaxations
 from chimera.plan.search.searching import Outcome, search_layouts
 from chimera.plan.search.space import SearchSpace
-from chimera.plan.shape import ModelShape
+from chimera.plan.shape import ModelShape, require_size
 from chimera.plan.software import Software
 
 __all__ = ["DEFAULT_SOFTWARE", "plan"]
@@ -50,12 +50,12 @@ def plan(
         refine: whether the list scheduler looks for a faster order for each of them.
 
     Raises:
-        UsageError: a batch or a number of plans below 1.
+        ConfigError: a batch or a number of plans that is none.
         InfeasibleError: no layout divides the batch, or none fits into memory; the message says the least excess and
             which choice to relax.
     """
-    if global_batch < 1 or top < 1:
-        raise UsageError(f"--global-batch {global_batch}, --top {top}: needed: whole numbers of at least 1")
+    require_size("global_batch", global_batch)
+    require_size("top", top)
     given = SearchSpace() if space is None else space
     code = read_software(software) if isinstance(software, str) else software
     if measured is not None:

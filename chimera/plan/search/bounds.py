@@ -92,7 +92,9 @@ def _quick_of_one(
     fewest = np.where(equal, middle, 1.0)
     time = np.maximum(busiest, work(*traits.late) + waits) + prices.tail_s + fewest * prices.block_reduce_s
     filling = np.minimum(1.0, microbatches / traits.microbatches)
-    return Bounds(time, _memory(traits, prices, middle, equal, filling))
+    states = blocks * prices.block_state_bytes + prices.embedding_state_bytes + prices.head_state_bytes
+    memory = np.maximum(_memory(traits, prices, middle, equal, filling), states * traits.routes / pipeline)
+    return Bounds(time, memory)
 
 
 def _level(traits: Traits, block: Floats, embedding: Floats, head: Floats, *, blocks: int, pipeline: int) -> Floats:
