@@ -204,7 +204,8 @@ def _print(found: Plans, tokens: float | None, price: float | None) -> None:
         print_wrapped(out, differences(best, found.plans[1]))
     print_wrapped(out, limits(best.estimate))
     out.print()
-    out.print("One choice changed in the first plan, the others kept:", style="bold")
+    before = f", in published orders ({best.estimate.step_s:.4g} s)" if best.order is not None else ""
+    out.print(f"One choice changed in the first plan, the others kept{before}:", style="bold")
     print_table(out, ("choice", "step"), [_change_row(found, choice) for choice in changes(found)])
     out.print()
     if tokens is not None:
@@ -252,7 +253,7 @@ def _title(each: Plan) -> str:
 def _change_row(found: Plans, change: Any) -> Sequence[str]:
     if change.step_s is None:
         return (change.choice, change.why_not)
-    more = change.step_s / found.best.step_s - 1
+    more = change.step_s / found.best.estimate.step_s - 1
     return (change.choice, f"{change.step_s:.4g} s, {more:+.1%}")
 
 

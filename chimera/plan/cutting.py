@@ -14,7 +14,7 @@ from chimera.plan.layout import Layout
 from chimera.plan.partition import partition
 from chimera.plan.shape import ModelShape
 
-__all__ = ["blocks_by_stack", "cut_by_cost", "equal_cut", "holders", "stage_blocks"]
+__all__ = ["balanced_cut", "blocks_by_stack", "cut_by_cost", "equal_cut", "holders", "stage_blocks"]
 
 
 def holders(placement: Placement) -> tuple[tuple[int, ...], ...]:
@@ -74,6 +74,13 @@ def cut_by_cost(blocks: int, holding: Sequence[tuple[int, ...]], *, embedding: f
     return tuple(counts)
 
 
+def balanced_cut(blocks: int, placement: Placement, times: ModelTimes) -> tuple[int, ...]:
+    """Return the cut by cost of blocks that are alike, whose times and whose ends' are given."""
+    block = float(times.blocks[0].total_s)
+    embedding, head = (float(layer.total_s) / block for layer in (times.embedding, times.head))
+    return cut_by_cost(blocks, holders(placement), embedding=embedding, head=head)
+
+
 def stage_blocks(shape: ModelShape, layout: Layout, placement: Placement, times: ModelTimes) -> tuple[int, ...]:
     """Return the blocks of each stage: the layout's own cut, an equal share, or the cut that balances the ranks.
 
@@ -95,9 +102,7 @@ def stage_blocks(shape: ModelShape, layout: Layout, placement: Placement, times:
     if len(times.blocks) == 1:
         if (equal := equal_cut(total, num_stages)) is not None:
             return equal
-        block = float(times.blocks[0].total_s)
-        embedding, head = (float(layer.total_s) / block for layer in (times.embedding, times.head))
-        return cut_by_cost(total, holders(placement), embedding=embedding, head=head)
+        return balanced_cut(total, placement, times)
     costs = [
         float(block.total_s)
         for block, count in zip(times.blocks, _blocks_of_stacks(shape), strict=True)
