@@ -55,6 +55,7 @@ class BoundedGrid:
     prices: Mapping[int, Prices]
     bounds: Bounds
     refined: set[tuple[int, int]] = field(default_factory=set)
+    _cuts: dict[tuple[int, float, float], tuple[int, ...]] = field(default_factory=dict)
 
     def prices_of(self, variant: int, b: int) -> Prices:
         """Return the prices over [switch]."""
@@ -71,7 +72,10 @@ class BoundedGrid:
         prices = self.prices_of(variant, b)
         block = float(prices.block_s[:, switch].sum())
         embedding, head = (float(part[:, switch].sum()) / block for part in (prices.embedding_s, prices.head_s))
-        return cut_by_cost(self.num_blocks, known.holders, embedding=embedding, head=head)
+        key = (variant, embedding, head)  # switches that change memory alone have one cut
+        if key not in self._cuts:
+            self._cuts[key] = cut_by_cost(self.num_blocks, known.holders, embedding=embedding, head=head)
+        return self._cuts[key]
 
     def layout(self, place: Place) -> Layout:
         """Return the layout at a place.
