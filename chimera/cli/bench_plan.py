@@ -17,9 +17,9 @@ from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import read_device, read_software
 from chimera.plan.planning import DEFAULT_SOFTWARE, plan
+from chimera.plan.search.bounded import prices_by_routes
 from chimera.plan.search.bounds import quick
 from chimera.plan.search.model_pricing import ModelPricing
-from chimera.plan.search.searching import prices_by_routes
 from chimera.plan.search.skeleton import traits
 from chimera.plan.search.space import Grid, Reason, SearchSpace, grids
 from chimera.plan.shape import ModelShape

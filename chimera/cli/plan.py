@@ -24,7 +24,7 @@ from chimera.ir.files import replacing
 from chimera.ir.schedule_file import write_schedule
 from chimera.plan.block_times import read_block_times
 from chimera.plan.explain import changes, differences, limits
-from chimera.plan.export import EXPORTS
+from chimera.plan.export import export as exported
 from chimera.plan.hardware_file import read_software
 from chimera.plan.measured import MeasuredTimes
 from chimera.plan.model_file import batch_of, read_model
@@ -144,12 +144,12 @@ def plan_command(
         software=code,
         measured=measured,
         top=top,
-        refine=refine,
+        refine=refine and export is None,  # others have no order but the published one
     )
     if out is not None:
         _write(found, config, out)
     if export is not None:
-        print(EXPORTS[export](shape, found.best.layout), end="")
+        print(_exported(export, found), end="")
     elif json:
         print(json_form.dumps(_as_dict(found, tokens, price), indent=1, ensure_ascii=False))
     else:
@@ -170,6 +170,22 @@ def _write(found: Plans, config: Path, out: Path) -> None:
     print(f"wrote {out}", file=sys.stderr)
 
 
+def _exported(system: str, found: Plans) -> str:
+    """Return the first plan that a system can run, in its words; on stderr stands which it is, if not the fastest."""
+    refusals = []
+    for number, each in enumerate(found.plans, 1):
+        try:
+            text = exported(system, found.shape, each.layout)
+        except UsageError as error:
+            refusals.append(str(error))
+            continue
+        if number > 1:
+            slower = each.step_s / found.best.step_s - 1
+            print(f"this is plan {number}, {slower:.1%} slower than the first: {refusals[0]}", file=sys.stderr)
+        return text
+    raise UsageError(refusals[0])
+
+
 def _print(found: Plans, tokens: float | None, price: float | None) -> None:
     out, best = console(), found.best
     shape, cluster = found.shape, found.cluster
@@ -188,7 +204,8 @@ def _print(found: Plans, tokens: float | None, price: float | None) -> None:
         print_wrapped(out, differences(best, found.plans[1]))
     print_wrapped(out, limits(best.estimate))
     out.print()
-    out.print("One choice changed in the first plan, the others kept:", style="bold")
+    before = f", in published orders ({best.estimate.step_s:.4g} s)" if best.order is not None else ""
+    out.print(f"One choice changed in the first plan, the others kept{before}:", style="bold")
     print_table(out, ("choice", "step"), [_change_row(found, choice) for choice in changes(found)])
     out.print()
     if tokens is not None:
@@ -236,7 +253,7 @@ def _title(each: Plan) -> str:
 def _change_row(found: Plans, change: Any) -> Sequence[str]:
     if change.step_s is None:
         return (change.choice, change.why_not)
-    more = change.step_s / found.best.step_s - 1
+    more = change.step_s / found.best.estimate.step_s - 1
     return (change.choice, f"{change.step_s:.4g} s, {more:+.1%}")
 
 

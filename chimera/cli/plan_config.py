@@ -125,11 +125,16 @@ def _from_shape(shape: ModelShape) -> dict[str, dict[str, Any]]:
         "num_layers": shape.encoder_layers or shape.layers,
         "num_heads": shape.heads,
         "intermediate_size": shape.ffn_width,
-        "max_positions": shape.num_positions,
+        "max_positions": shape.num_positions or None,
         "tied_decoder": shape.tied,
     }
     if shape.family == "llama":
         model["num_key_value_heads"] = shape.kv_heads
+    if shape.family != "t5" and shape.head_width * shape.heads != shape.hidden:
+        raise ConfigError(
+            f"--out: heads of {shape.head_width} in a model of {shape.hidden}: 'chimera train' divides the width of a "
+            f"{shape.family} model by its {shape.heads} heads; leave out --out"
+        )
     if shape.family == "t5":
         model |= {"num_decoder_layers": shape.layers, "key_value_size": shape.head_size, "gated": shape.gated}
     return {

@@ -12,6 +12,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from chimera.cli.options import FileOption, Flag
+from chimera.cli.plan_options import LayoutOptions, software_option
 from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.errors import UsageError
 from chimera.ir.costs_file import read_costs
@@ -20,7 +21,8 @@ from chimera.plan.estimate import Estimate
 from chimera.plan.estimating import estimate
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import read_device, read_software
-from chimera.plan.layout import Layout, Recompute
+from chimera.plan.layout import Layout
+from chimera.plan.planning import DEFAULT_SOFTWARE
 from chimera.plan.recorded import layers_of_stages
 from chimera.plan.shape import Family, ModelShape
 from chimera.plan.software import Software
@@ -34,6 +36,7 @@ _GIB = 2**30
 
 
 def plan_estimate(
+    spread: LayoutOptions,
     *,
     hidden: int,
     layers: int,
@@ -50,18 +53,7 @@ def plan_estimate(
     device: str = "a100-80",
     nodes_of: _Count = None,
     network: _Rate = None,
-    tensor: int = 1,
-    pipeline: int = 1,
-    data: _Count = None,
-    chunks: _Count = None,
-    pairs: _Count = None,
-    microbatch: int = 1,
-    global_batch: _Count = None,
-    schedule: str = "1f1b",
-    recompute: Recompute = "none",
-    sequence_parallel: Flag = False,
-    sharded: Flag = False,
-    software: str = "chimera",
+    software: software_option = DEFAULT_SOFTWARE,
     costs: FileOption = None,
     json: Flag = False,
 ) -> None:
@@ -72,6 +64,7 @@ def plan_estimate(
             --microbatch 1 --global-batch 64 --schedule interleaved --chunks 3 --recompute full
 
     Args:
+        spread: how the model runs
         hidden: width h of the model
         layers: blocks; for t5 those of the decoder
         heads: attention heads
@@ -87,17 +80,6 @@ def plan_estimate(
         device: a device's name, or a FILE.json
         nodes_of: devices of one node (default: as many as the device's own link joins)
         network: GB/s that all devices of a node together send to other nodes (default: the device's usual machine)
-        tensor: t, ranks that share each layer
-        pipeline: p, ranks of a pipeline
-        data: d, replicas of the pipeline (default: what --gpus leaves, or 1)
-        chunks: v, model chunks per rank
-        pairs: f, pairs of opposite pipelines
-        microbatch: b, sequences of a micro-batch
-        global_batch: sequences of a step (default: one micro-batch per pipeline rank and replica)
-        schedule: a schedule's name
-        recompute: what the backward runs again
-        sequence_parallel: tensor-parallel ranks also share what lies between their products
-        sharded: replicas share the optimizer states
         software: a code base's name, or a FILE.json
         costs: a costs FILE of a run of this layout (seconds per stage) in place of modelled times
         json: print a JSON document instead
@@ -115,20 +97,7 @@ def plan_estimate(
         tied=not untied,
         encoder_layers=encoder_layers,
     )
-    replicas = max((gpus or 0) // max(tensor * pipeline, 1), 1) if data is None else data
-    layout = Layout(
-        tensor=tensor,
-        pipeline=pipeline,
-        data=replicas,
-        microbatch=microbatch,
-        microbatches=_microbatches(global_batch, microbatch=microbatch, data=replicas, pipeline=pipeline),
-        schedule=schedule,
-        chunks=chunks,
-        pairs=pairs,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        sharded=sharded,
-    )
+    layout = spread.resolve(gpus)
     count = layout.num_devices if gpus is None else gpus
     cluster = Cluster.of(
         read_device(device),
@@ -164,20 +133,6 @@ def _recorded(costs: Path, shape: ModelShape, layout: Layout, cluster: Cluster, 
         raise UsageError("--costs: a model of family t5 has two kinds of blocks, which stages do not tell apart")
     parts = StagedLayout.of(shape, layout, cluster, software, None)
     return layers_of_stages(read_costs(costs), [sum(blocks) for blocks in parts.per_stage], parts.times)
-
-
-def _microbatches(global_batch: int | None, *, microbatch: int, data: int, pipeline: int) -> int:
-    if global_batch is None:
-        return pipeline
-    per_microbatch = microbatch * data
-    count, rest = divmod(global_batch, max(per_microbatch, 1))
-    if rest or count < 1:
-        lower = max(count, 1) * per_microbatch
-        raise UsageError(
-            f"--global-batch {global_batch} is no multiple of --microbatch × --data = {per_microbatch}; "
-            f"try {lower} or {lower + per_microbatch}"
-        )
-    return count
 
 
 def _as_dict(made: Estimate, software: str) -> dict[str, object]:

@@ -12,16 +12,13 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from chimera.cli.options import FileOption, Flag
-from chimera.cli.plan_options import ClusterOptions, software_option
+from chimera.cli.plan_options import ClusterOptions, LayoutOptions, software_option
 from chimera.cli.terminal import console, print_table, print_wrapped
-from chimera.errors import UsageError
 from chimera.plan.estimate import Estimate, RankMemory
 from chimera.plan.estimating import estimate
 from chimera.plan.hardware_file import read_software
-from chimera.plan.layout import Layout, Recompute
 from chimera.plan.model_file import read_model
 from chimera.plan.planning import DEFAULT_SOFTWARE
-from chimera.plan.search.divisors import nearest_multiple
 from chimera.plot.memory import plot_memory
 
 __all__ = ["plan_memory"]
@@ -39,19 +36,9 @@ _LEGEND = (
 def plan_memory(
     config: _ModelFile,
     cluster: ClusterOptions,
+    spread: LayoutOptions,
     *,
     seq: _Count = None,
-    tensor: int = 1,
-    pipeline: int = 1,
-    microbatch: int = 1,
-    global_batch: _Count = None,
-    schedule: str = "1f1b",
-    chunks: _Count = None,
-    pairs: _Count = None,
-    waves: _Count = None,
-    recompute: Recompute = "none",
-    sequence_parallel: Flag = False,
-    sharded: Flag = False,
     software: software_option = DEFAULT_SOFTWARE,
     json: Flag = False,
     out: FileOption = None,
@@ -63,45 +50,15 @@ def plan_memory(
 
     Args:
         config: a configuration (TOML), or a model's config.json
-        cluster: where the model runs; data parallelism takes the devices that t and p leave
+        cluster: where the model runs
+        spread: how
         seq: tokens of a sequence (default: the file's)
-        tensor: t, ranks that share each layer
-        pipeline: p, ranks of a pipeline
-        microbatch: b, sequences of a micro-batch
-        global_batch: sequences of a step (default: two micro-batches per pipeline rank and replica)
-        schedule: a schedule's name
-        chunks: v, model chunks per rank
-        pairs: f, pairs of opposite pipelines
-        waves: w, for schedules in waves
-        recompute: what the backward runs again
-        sequence_parallel: tensor-parallel ranks also share what lies between their products
-        sharded: replicas share the optimizer states
         software: a code base's name, or a FILE.json
         json: print a JSON document instead
         out: also draw memory over a step into FILE (.pdf, .png or .svg)
     """
     where = cluster.resolve()
-    size = tensor * pipeline
-    if size < 1 or where.num_devices % size:
-        near = " or ".join(map(str, nearest_multiple(where.num_devices, max(size, 1))))
-        raise UsageError(
-            f"--gpus {where.num_devices} is no multiple of --tensor × --pipeline = {size}; try --gpus {near}"
-        )
-    data = where.num_devices // size
-    layout = Layout(
-        tensor=tensor,
-        pipeline=pipeline,
-        data=data,
-        microbatch=microbatch,
-        microbatches=_microbatches(global_batch, microbatch * data, pipeline),
-        schedule=schedule,
-        chunks=chunks,
-        pairs=pairs,
-        waves=waves,
-        recompute=recompute,
-        sequence_parallel=sequence_parallel,
-        sharded=sharded,
-    )
+    layout = spread.resolve(where.num_devices)
     made = estimate(read_model(config, seq=seq), layout, where, read_software(software))
     if out is not None:
         plot_memory(made, out)
@@ -110,17 +67,6 @@ def plan_memory(
         print(json_form.dumps(_as_dict(made), indent=1))
     else:
         _print(made)
-
-
-def _microbatches(global_batch: int | None, share: int, pipeline: int) -> int:
-    if global_batch is None:
-        return 2 * pipeline
-    if share < 1 or global_batch < 1 or global_batch % share:
-        near = " or ".join(map(str, nearest_multiple(max(global_batch, 1), max(share, 1))))
-        raise UsageError(
-            f"--global-batch {global_batch} is no multiple of --microbatch times the replicas, {share}; try {near}"
-        )
-    return global_batch // share
 
 
 def _print(made: Estimate) -> None:

@@ -1,21 +1,26 @@
-"""Options that the planner's commands share: the cluster, and the choices that are given instead of searched."""
+"""Options that the planner's commands share: the cluster, one layout, the choices given instead of searched."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
 from tyro.conf import OmitArgPrefixes, arg
 
+from chimera.cli.options import Flag
 from chimera.cli.schedule_build import bytes_or_units
 from chimera.errors import UsageError
+from chimera.plan.divisors import nearest_multiple
+from chimera.plan.export import SYSTEMS
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import read_device
-from chimera.plan.layout import Recompute
+from chimera.plan.layout import Layout, Recompute
 from chimera.plan.search.space import SearchSpace
+from chimera.plan.shape import require_size
 
-__all__ = ["ClusterOptions", "SpaceOptions", "software_option"]
+__all__ = ["ClusterOptions", "LayoutOptions", "SpaceOptions", "software_option"]
 
 _Count = Annotated[int | None, arg(constructor=int, metavar="N", help_behavior_hint="")]
 _Amount = Annotated[str | None, arg(constructor=str, metavar="X", help_behavior_hint="")]
+_Name = Annotated[str | None, arg(constructor=str, metavar="NAME", help_behavior_hint="")]
 _Rate = Annotated[float | None, arg(constructor=float, metavar="X", help_behavior_hint="")]
 _Sizes = Annotated[tuple[int, ...] | None, arg(metavar="N...", help_behavior_hint="")]
 _Names = Annotated[tuple[str, ...] | None, arg(metavar="NAME...", help_behavior_hint="")]
@@ -25,11 +30,6 @@ _Switch = Annotated[bool | None, arg(metavar="True|False", help_behavior_hint=""
 software_option = Annotated[str, arg(metavar="NAME|FILE")]
 
 _Value = TypeVar("_Value")
-_EXPORTED = {
-    "megatron": ("1f1b", "interleaved"),
-    "torchtitan": ("gpipe", "1f1b", "interleaved", "looped-bfs", "interleaved-zb", "zb-v", "dualpipev"),
-    "nanotron": ("1f1b", "gpipe"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,86 @@ class _Cluster:
 
 
 @dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the model is spread."""
+
+    tensor: Annotated[int, arg(metavar="N")] = 1
+    """t, ranks that share each layer"""
+    pipeline: Annotated[int, arg(metavar="N")] = 1
+    """p, ranks of a pipeline"""
+    data: _Count = None
+    """d, replicas of the pipeline (default: what --gpus leaves, or 1)"""
+    microbatch: Annotated[int, arg(metavar="N")] = 1
+    """b, sequences of a micro-batch"""
+    global_batch: _Count = None
+    """sequences of a step (default: two micro-batches per pipeline rank and replica)"""
+    schedule: Annotated[str, arg(metavar="NAME")] = "1f1b"
+    """a schedule's name"""
+    chunks: _Count = None
+    """v, model chunks per rank"""
+    pairs: _Count = None
+    """f, pairs of opposite pipelines"""
+    waves: _Count = None
+    """w, for schedules in waves"""
+    unit: _Name = None
+    """how Chimera makes steps of more than p micro-batches: concatenate, double or halve"""
+    cut: _Sizes = None
+    """blocks of each stage (default: as equal as can be)"""
+    recompute: Recompute = "none"
+    """what the backward runs again"""
+    sequence_parallel: Flag = False
+    """tensor-parallel ranks also share what lies between their products"""
+    sharded: Flag = False
+    """replicas share the optimizer states"""
+
+    def resolve(self, gpus: int | None) -> Layout:
+        """Return the layout on so many devices; on as many as its sizes make where None.
+
+        Raises:
+            UsageError: sizes that do not divide the devices or the batch; the message gives the nearest.
+            ConfigError: a size below 1.
+        """
+        for name in ("tensor", "pipeline", "data", "microbatch", "global_batch"):
+            if getattr(self, name) is not None:
+                require_size(name, getattr(self, name))
+        if gpus is not None:
+            require_size("gpus", gpus)
+        size = self.tensor * self.pipeline
+        if self.data is None and gpus is not None and gpus % size:
+            raise UsageError(
+                f"--gpus {gpus} is no multiple of --tensor × --pipeline = {size}; try --gpus "
+                f"{' or '.join(map(str, nearest_multiple(gpus, size)))}"
+            )
+        data = self.data or (gpus or size) // size
+        return Layout(
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            data=data,
+            microbatch=self.microbatch,
+            microbatches=self._microbatches(self.microbatch * data),
+            schedule=self.schedule,
+            chunks=self.chunks,
+            pairs=self.pairs,
+            waves=self.waves,
+            unit=self.unit,
+            cut=self.cut,
+            recompute=self.recompute,
+            sequence_parallel=self.sequence_parallel,
+            sharded=self.sharded,
+        )
+
+    def _microbatches(self, share: int) -> int:
+        if self.global_batch is None:
+            return 2 * self.pipeline
+        if self.global_batch % share:
+            near = " or ".join(map(str, nearest_multiple(self.global_batch, share)))
+            raise UsageError(
+                f"--global-batch {self.global_batch} is no multiple of --microbatch × --data = {share}; try {near}"
+            )
+        return self.global_batch // share
+
+
+@dataclass(frozen=True, slots=True)
 class _Space:
     """Choices that are given instead of searched."""
 
@@ -92,12 +172,9 @@ class _Space:
     """whether stages may have different numbers of blocks"""
 
     def resolve(self, export: str | None) -> SearchSpace:
-        """Return the space; exporting narrows the schedules to those that the other system has."""
-        schedules = self.schedules
-        if export is not None and schedules is None:
-            schedules = _EXPORTED[export]
-        return SearchSpace(
-            schedules=schedules,
+        """Return the space; exporting leaves what is not given to what the other system has."""
+        space = SearchSpace(
+            schedules=self.schedules,
             tensor=self.tensor,
             pipeline=self.pipeline,
             data=self.data,
@@ -109,6 +186,16 @@ class _Space:
             sharded=_only(self.sharded),
             # An uneven cut may be left out; an equal one may not divide.
             uneven=None if self.uneven is not False else (False,),
+        )
+        if export is None:
+            return space
+        system = SYSTEMS[export]
+        return replace(
+            space,
+            schedules=space.schedules or tuple(system.schedules),
+            recompute=space.recompute or system.recompute,
+            sequence_parallel=space.sequence_parallel or system.sequence_parallel,
+            uneven=space.uneven or system.uneven,
         )
 
 
@@ -127,4 +214,5 @@ def _only(value: _Value | None) -> tuple[_Value, ...] | None:
 
 
 ClusterOptions = OmitArgPrefixes[_Cluster]
+LayoutOptions = OmitArgPrefixes[_Layout]
 SpaceOptions = OmitArgPrefixes[_Space]

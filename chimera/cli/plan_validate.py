@@ -115,7 +115,7 @@ def _as_dict(result: TableResult) -> dict[str, object]:
         "within_5_pct": _share_within(result, 5),
         "within_10_pct": _share_within(result, 10),
         "parts": {name: asdict(part) for name, part in result.parts.items()},
-        "left_out": None if result.left_out is None else asdict(result.left_out),
+        "left_out": asdict(result.errors_left_out),
         "choices": [asdict(each) for each in result.choices],
         "comparisons": _comparisons(result),
     }

@@ -4,7 +4,6 @@ Columns ``gpu, model, seq, micro_batch, forward_ms, backward_ms``; others are le
 are interpolated, none beyond them is guessed. A profile is of one device without tensor parallelism and recomputation.
 """
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
@@ -13,6 +12,7 @@ import numpy as np
 
 from chimera.errors import FormatError, UsageError, nearest_names
 from chimera.plan.closed import ModelTimes
+from chimera.plan.csv_rows import Row, read_rows
 from chimera.plan.dims import Number
 from chimera.plan.layers import LayerTimes
 from chimera.plan.layout import Recompute
@@ -84,32 +84,20 @@ def read_block_times(path: str | Path, profile: str | None = None) -> BlockTimes
         profile: "gpu/model" where the file holds several.
 
     Raises:
-        FormatError: the file has other columns, or a number in it is none.
-        UsageError: there is no such file or profile, or several and none is named.
+        FormatError: there is no such file, it has other columns, or a number in it is none.
+        UsageError: there is no such profile, or several and none is named.
     """
-    path = Path(path)
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-            header = reader.fieldnames or ()
-    except FileNotFoundError:
-        raise UsageError(f"--block-times {path}: there is no such file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise FormatError(f"{path} is not a CSV file: {error}") from error
-    if missing := [column for column in _COLUMNS if column not in header]:
-        raise FormatError(f"{path} has no column {', '.join(missing)}; needed: {', '.join(_COLUMNS)}")
-    names = sorted({f"{row['gpu']}/{row['model']}" for row in rows})
+    rows = read_rows(path, _COLUMNS, "table of measured blocks")
+    names = sorted({_profile_of(row) for row in rows})
     if profile is None and len(names) > 1:
         raise UsageError(
             f"--block-times {path} holds several profiles; name one with --block-profile: {', '.join(names)}"
         )
-    if not names or (profile is not None and profile not in names):
-        near = nearest_names(profile or "", names)
+    if profile is not None and profile not in names:
+        near = nearest_names(profile, names)
         raise UsageError(f"--block-profile {profile}: {path} has none of this name{near}; it has: {', '.join(names)}")
     chosen = profile or names[0]
-    own = [row for row in rows if f"{row['gpu']}/{row['model']}" == chosen]
-    values = sorted(_numbers(row, f"{path}: {chosen}") for row in own)
+    values = sorted(_numbers(row) for row in rows if _profile_of(row) == chosen)
     if len({seq for _, seq, _, _ in values}) > 1 or len({size for size, _, _, _ in values}) < len(values):
         raise FormatError(
             f"{path}: {chosen} has several lengths, or a micro-batch size twice; needed: one row per size"
@@ -123,13 +111,11 @@ def read_block_times(path: str | Path, profile: str | None = None) -> BlockTimes
     )
 
 
-def _numbers(row: dict[str, str], where: str) -> tuple[int, int, float, float]:
+def _profile_of(row: Row) -> str:
+    return f"{row.fields['gpu']}/{row.fields['model']}"
+
+
+def _numbers(row: Row) -> tuple[int, int, float, float]:
     """Return b, s and the seconds of forward and backward."""
-    try:
-        size, seq = int(row["micro_batch"]), int(row["seq"])
-        forward, backward = float(row["forward_ms"]) / 1e3, float(row["backward_ms"]) / 1e3
-    except (TypeError, ValueError) as error:
-        raise FormatError(f"{where}: {error}; needed: whole sizes and times in ms") from error
-    if min(size, seq) < 1 or not (0 < forward < float("inf") and 0 < backward < float("inf")):
-        raise FormatError(f"{where}: a size below 1 or a time that is none, in {row}")
-    return size, seq, forward, backward
+    forward, backward = (row.number(column) / 1e3 for column in ("forward_ms", "backward_ms"))
+    return row.count("micro_batch"), row.count("seq"), forward, backward

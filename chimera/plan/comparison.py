@@ -87,6 +87,11 @@ class TableResult:
         """Errors of all rows."""
         return Errors.of(self.rows)
 
+    @property
+    def errors_left_out(self) -> Errors:
+        """Errors without the table in the fit: those of all rows where no constant was fitted on it."""
+        return self.errors if self.left_out is None else self.left_out
+
 
 @dataclass(frozen=True, slots=True)
 class Constants:

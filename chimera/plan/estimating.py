@@ -75,6 +75,7 @@ def estimate(
     if sharded:
         element = parts.rates.element_bytes
         update += float(gather_s(parts.rates, parts.grid, element * heaviest, replicas=float(replicas)))
+    update *= max(updates, 1.0)
     busiest = int(np.argmax(step.busy))
     return Estimate(
         shape=shape,

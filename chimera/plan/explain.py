@@ -5,17 +5,20 @@ Facts come from estimates; here they are subtracted from each other. What changi
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Final, get_args
 
 from chimera.errors import ChimeraError
+from chimera.plan.divisors import divisors
 from chimera.plan.estimate import Estimate
 from chimera.plan.layout import Layout, Recompute
 from chimera.plan.measured import MeasuredTimes
 from chimera.plan.plans import Plan, Plans
-from chimera.plan.search.divisors import divisors
 from chimera.plan.search.model_pricing import ModelPricing
 
 __all__ = ["Change", "changes", "differences", "limits", "parts_of_step"]
+
+
+_EQUAL: Final = "equal cut"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,8 @@ _PLURAL = {"blocks", "tensor-parallel collectives", "embedding and head", "hops 
 def changes(plans: Plans) -> Iterator[Change]:
     """Yield what each choice of the best plan, changed by one step, would make of it; the others stay.
 
-    d follows t and p, and m follows d and b, so that devices and batch stay the same.
+    d follows t and p, and m follows d and b, so that devices and batch stay the same. Where the best plan's stages
+    differ, other stages than its own are cut by cost again. All are in the published order of their schedules.
     """
     best = plans.best.layout
     pricing = ModelPricing(plans.shape, plans.cluster, plans.software, plans.measured)
@@ -99,12 +103,12 @@ def changes(plans: Plans) -> Iterator[Change]:
         elif layout is None:
             yield Change(choice=words, why_not="does not divide")
         else:
-            yield _changed_to(words, layout, pricing)
+            yield _changed_to(words, layout, pricing, recut=best.cut is not None and words != _EQUAL)
 
 
-def _changed_to(words: str, layout: Layout, pricing: ModelPricing) -> Change:
+def _changed_to(words: str, layout: Layout, pricing: ModelPricing, *, recut: bool) -> Change:
     try:
-        estimate = pricing.estimate(layout)
+        estimate = pricing.estimate(pricing.recut(layout) if recut and layout.cut is None else layout)
     except ChimeraError as error:
         return Change(choice=words, why_not=str(error).split(";")[0])
     if estimate.fits:
@@ -154,7 +158,7 @@ def _neighbours(best: Layout, plans: Plans) -> Iterator[tuple[str, Layout | None
     if best.data > 1 or best.pairs:
         yield _switched("sharded optimizer", on=best.sharded), replace(best, sharded=not best.sharded)
     if best.cut is not None:
-        yield "equal cut", replace(best, cut=None)
+        yield _EQUAL, replace(best, cut=None)
 
 
 def _resized(best: Layout, plans: Plans, **sizes: int | bool) -> Layout | None:

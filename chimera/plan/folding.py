@@ -1,9 +1,13 @@
-"""A step of many micro-batches from two steps of few: the steady state is simulated once and repeated.
+"""A step of many micro-batches from steps of few: the steady state is simulated once and repeated.
 
 Behind the warm-up every schedule of the registry repeats itself after at most 2p micro-batches, so its makespan, idle
 time and peaks grow by the same amount with every 2p more. Two short simulations give that amount; ``simulate`` knows
-nothing of it. Where m is small the step is simulated whole. A schedule that runs ahead can hide a heavy rank for many
-periods: as long as the step grows by less than its busiest rank does, longer ones are simulated.
+nothing of it. Where m is small the step is simulated whole.
+
+The steady state may begin late. A schedule that runs ahead can hide a heavy rank for many periods: as long as the step
+grows by less than its busiest rank does, longer ones are simulated. Groups of unequal length, which ``interleaved``
+makes of an m that p does not divide, even out as m grows: where a step grows by more than its busiest rank, or holds
+more with every period, a third simulation has to find the same growth.
 """
 
 from collections.abc import Callable
@@ -24,6 +28,12 @@ _WARM_PERIODS: Final = 2
 where that one turns out not to be."""
 
 _ROUNDING: Final = 1e-9
+
+_SAME_GROWTH: Final = 1e-4
+"""Share by which two periods may differ and count as equal: a tenth of the error that folding may have."""
+
+_MOST_PERIODS: Final = 128
+"""Periods behind which what still varies is a share of the step too small to count."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,15 +90,37 @@ def folded_step(
     """
     period = 2 * ranks
     periods, rest = divmod(microbatches, period)
+
+    def of(some: int) -> Step:
+        return simulated_step(build(some * period + rest), costs, compiled=compiled)
+
     warm = _WARM_PERIODS
     while periods > warm + 1:
-        shorter = simulated_step(build(warm * period + rest), costs, compiled=compiled)
-        longer = simulated_step(build((warm + 1) * period + rest), costs, compiled=compiled)
+        shorter, longer = of(warm), of(warm + 1)
         busiest = float((longer.busy - shorter.busy).max())
-        if longer.compute_end - shorter.compute_end >= busiest * (1 - _ROUNDING):
-            return _extended(shorter, longer, periods - warm - 1)
+        growth = longer.compute_end - shorter.compute_end
+        if growth >= busiest * (1 - _ROUNDING):
+            if warm >= _MOST_PERIODS or (growth <= busiest * (1 + _ROUNDING) and _same_peaks(shorter, longer)):
+                return _extended(shorter, longer, periods - warm - 1)
+            if periods > warm + 2 and _grows_evenly(shorter, longer, longest := of(warm + 2)):
+                return _extended(longer, longest, periods - warm - 2)
         warm *= 2
     return simulated_step(build(microbatches), costs, compiled=compiled)
+
+
+def _same_peaks(shorter: Step, longer: Step) -> bool:
+    return bool(np.array_equal(shorter.peak_bytes, longer.peak_bytes)) and bool(
+        np.array_equal(shorter.peak_activations, longer.peak_activations)
+    )
+
+
+def _grows_evenly(shorter: Step, longer: Step, longest: Step) -> bool:
+    """Return whether two periods that follow one another add the same time and the same peaks."""
+    first, second = longer.compute_end - shorter.compute_end, longest.compute_end - longer.compute_end
+    peaks = [np.append(step.peak_bytes, step.peak_activations) for step in (shorter, longer, longest)]
+    return abs(second - first) <= _SAME_GROWTH * first and bool(
+        np.allclose(peaks[1] - peaks[0], peaks[2] - peaks[1], rtol=_ROUNDING, atol=_ROUNDING * peaks[2].max())
+    )
 
 
 def _extended(shorter: Step, longer: Step, more: int) -> Step:

@@ -25,6 +25,9 @@ __all__ = [
 
 Dtype = Literal["fp16", "bf16", "fp32"]
 DTYPES: Final[tuple[str, ...]] = get_args(Dtype)
+_MOST_DEVICES: Final = 10_000_000
+"""More than any cluster has: their divisors are tried one by one."""
+
 DTYPE_BYTES: Final[Mapping[str, int]] = {"fp16": 2, "bf16": 2, "fp32": 4}
 
 DEVICE_CONSTANTS: Final = (
@@ -142,8 +145,9 @@ class Cluster:
     adapters: int
 
     def __post_init__(self) -> None:
-        if self.num_devices < 1 or self.node_size < 1:
-            raise ConfigError(f"--gpus {self.num_devices} --nodes-of {self.node_size}: needed: at least 1 of each")
+        for option, value in (("gpus", self.num_devices), ("nodes-of", self.node_size)):
+            if not 1 <= value <= _MOST_DEVICES:
+                raise ConfigError(f"--{option} {value}: needed: a whole number from 1 to {_MOST_DEVICES:,}")
         if self.num_devices > self.node_size and self.num_devices % self.node_size:
             lower = self.num_devices // self.node_size * self.node_size
             raise ConfigError(
@@ -174,7 +178,7 @@ class Cluster:
             ConfigError: the devices do not make whole nodes, or the node is larger than its link can join.
         """
         node_link, *outer = device.links
-        size = min(device.devices_per_node, num_devices) if node_size is None else node_size
+        size = min(device.devices_per_node, max(num_devices, 1)) if node_size is None else node_size
         if node_link.devices is not None and size > node_link.devices:
             raise ConfigError(
                 f"--nodes-of {size}: {node_link.name} of {device.name} joins at most {node_link.devices} devices"
@@ -182,11 +186,13 @@ class Cluster:
         network = outer[-1] if outer else node_link
         if network_bytes_per_s is not None:
             if not (network_bytes_per_s > 0 and math.isfinite(network_bytes_per_s)):
-                raise ConfigError(f"network of {network_bytes_per_s} bytes per second; needed: more than 0")
+                raise ConfigError(
+                    f"--network {network_bytes_per_s / 1e9:g}: needed: GB/s of a node to others, more than 0 and finite"
+                )
             network = Link(
                 name=network.name,
                 devices=None,
-                bytes_per_s=network_bytes_per_s / size,
+                bytes_per_s=network_bytes_per_s / max(size, 1),
                 latency_s=network.latency_s,
             )
         return cls(

@@ -9,6 +9,7 @@ from typing import Final, Literal, get_args
 
 from chimera.errors import ConfigError, nearest_names
 from chimera.ir.schedule import Schedule
+from chimera.plan.shape import require_size
 from chimera.schedules import build_schedule
 
 __all__ = ["RECOMPUTES", "Layout", "Recompute"]
@@ -57,16 +58,14 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name in ("tensor", "pipeline", "data", "microbatch", "microbatches"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"--{name} {value!r}: needed: a whole number of at least 1")
+            require_size(name, getattr(self, name))
         if self.recompute not in RECOMPUTES:
             raise ConfigError(
                 f"--recompute {self.recompute!r}{nearest_names(str(self.recompute), RECOMPUTES)}; "
                 f"needed: one of {', '.join(RECOMPUTES)}"
             )
         if self.cut is not None and min(self.cut, default=0) < 0:
-            raise ConfigError(f"cut {self.cut}: needed: no stage with fewer than 0 blocks")
+            raise ConfigError(f"--cut {' '.join(map(str, self.cut))}: needed: no stage with fewer than 0 blocks")
 
     @property
     def num_devices(self) -> int:

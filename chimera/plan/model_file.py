@@ -98,13 +98,13 @@ def shape_of_config(document: Mapping[str, Any], *, seq: int | None = None) -> M
     if not isinstance(model, dict) or not isinstance(data, dict):
         raise ConfigError("there is no section [model]; needed: a configuration as in configs/, or a config.json")
     family = model.get("family", "bert")
-    if family not in _OWN:
+    if not isinstance(family, str) or family not in _OWN:
         raise ConfigError(
             f"[model] family = {family!r} is one the planner does not know{nearest_names(str(family), _OWN)}; "
             f"known: {', '.join(_OWN)}"
         )
     vocab = model.get("vocab_size", data.get("vocab_size"))
-    length = seq or data.get("sequence_length")
+    length = data.get("sequence_length") if seq is None else seq
     if vocab is None or length is None:
         missing = "vocab_size in [model] or [data]" if vocab is None else "sequence_length in [data]"
         raise ConfigError(f"{missing} is missing, which the plan depends on")
@@ -151,7 +151,7 @@ def shape_of_hugging_face(config: Mapping[str, Any], *, seq: int | None = None) 
     kind = config.get("model_type")
     if kind is None:
         raise ConfigError(f"model_type is missing; needed: one of {', '.join(HUGGING_FACE_FAMILIES)}")
-    if kind not in HUGGING_FACE_FAMILIES:
+    if not isinstance(kind, str) or kind not in HUGGING_FACE_FAMILIES:
         raise ConfigError(
             f"model_type {kind!r} is a family the planner does not know"
             f"{nearest_names(str(kind), HUGGING_FACE_FAMILIES)}; known: {', '.join(HUGGING_FACE_FAMILIES)}"
@@ -167,10 +167,10 @@ def _gpt2(config: Mapping[str, Any], seq: int | None) -> ModelShape:
         layers=_size(config, "n_layer"),
         heads=_size(config, "n_head"),
         vocab=_size(config, "vocab_size"),
-        seq=seq or positions,
-        ffn=config.get("n_inner"),
+        seq=positions if seq is None else seq,
+        ffn=_optional(config, "n_inner"),
         positions=max(positions, seq or 0),
-        tied=bool(config.get("tie_word_embeddings", True)),
+        tied=_tied(config, default=True),
     )
 
 
@@ -182,10 +182,10 @@ def _bert(config: Mapping[str, Any], seq: int | None) -> ModelShape:
         layers=_size(config, "num_hidden_layers"),
         heads=_size(config, "num_attention_heads"),
         vocab=_size(config, "vocab_size"),
-        seq=seq or positions,
-        ffn=config.get("intermediate_size"),
+        seq=positions if seq is None else seq,
+        ffn=_optional(config, "intermediate_size"),
         positions=max(positions, seq or 0),
-        tied=bool(config.get("tie_word_embeddings", True)),
+        tied=_tied(config, default=True),
     )
 
 
@@ -194,15 +194,15 @@ def _t5(config: Mapping[str, Any], seq: int | None) -> ModelShape:
     return ModelShape(
         family="t5",
         hidden=_size(config, "d_model"),
-        layers=config.get("num_decoder_layers") or layers,
+        layers=_optional(config, "num_decoder_layers") or layers,
         encoder_layers=layers,
         heads=_size(config, "num_heads"),
-        head_size=config.get("d_kv"),
+        head_size=_optional(config, "d_kv"),
         vocab=_size(config, "vocab_size"),
-        seq=seq or config.get("n_positions") or 512,
-        ffn=config.get("d_ff"),
+        seq=(_optional(config, "n_positions") or 512) if seq is None else seq,
+        ffn=_optional(config, "d_ff"),
         gated=str(config.get("feed_forward_proj", "relu")).startswith("gated"),
-        tied=bool(config.get("tie_word_embeddings", True)),
+        tied=_tied(config, default=True),
     )
 
 
@@ -212,13 +212,13 @@ def _llama(config: Mapping[str, Any], seq: int | None) -> ModelShape:
         hidden=_size(config, "hidden_size"),
         layers=_size(config, "num_hidden_layers"),
         heads=_size(config, "num_attention_heads"),
-        kv_heads=config.get("num_key_value_heads"),
-        head_size=config.get("head_dim"),
+        kv_heads=_optional(config, "num_key_value_heads"),
+        head_size=_optional(config, "head_dim"),
         vocab=_size(config, "vocab_size"),
-        seq=seq or min(int(config.get("max_position_embeddings", _LONGEST)), _LONGEST),
+        seq=min(_optional(config, "max_position_embeddings") or _LONGEST, _LONGEST) if seq is None else seq,
         ffn=_size(config, "intermediate_size"),
         gated=True,
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=_tied(config, default=False),
     )
 
 
@@ -226,6 +226,18 @@ HUGGING_FACE_FAMILIES: Final[Mapping[str, Callable[[Mapping[str, Any], int | Non
     {"gpt2": _gpt2, "bert": _bert, "t5": _t5, "llama": _llama}
 )
 """The families that are read, by transformers' ``model_type``."""
+
+
+def _tied(config: Mapping[str, Any], *, default: bool) -> bool:
+    value = config.get("tie_word_embeddings", default)
+    if not isinstance(value, bool):
+        raise ConfigError(f"tie_word_embeddings = {value!r}; needed: true or false")
+    return value
+
+
+def _optional(values: Mapping[str, Any], key: str) -> int | None:
+    """Return a size, None where the file says nothing or null."""
+    return None if values.get(key) is None else _size(values, key)
 
 
 def _size(values: Mapping[str, Any], key: str) -> int:

@@ -4,18 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 from chimera.errors import InfeasibleError, UsageError
+from chimera.plan.divisors import nearest_multiple
 from chimera.plan.estimate import Estimate
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import read_software
 from chimera.plan.measured import MeasuredTimes
 from chimera.plan.plans import Plan, Plans
-from chimera.plan.search.divisors import nearest_multiple
 from chimera.plan.search.model_pricing import ModelPricing
 from chimera.plan.search.refine import refined
 from chimera.plan.search.relax import relaxations
 from chimera.plan.search.searching import Outcome, search_layouts
 from chimera.plan.search.space import SearchSpace
-from chimera.plan.shape import ModelShape
+from chimera.plan.shape import ModelShape, require_size
 from chimera.plan.software import Software
 
 __all__ = ["DEFAULT_SOFTWARE", "plan"]
@@ -50,12 +50,12 @@ def plan(
         refine: whether the list scheduler looks for a faster order for each of them.
 
     Raises:
-        UsageError: a batch or a number of plans below 1.
+        ConfigError: a batch or a number of plans that is none.
         InfeasibleError: no layout divides the batch, or none fits into memory; the message says the least excess and
             which choice to relax.
     """
-    if global_batch < 1 or top < 1:
-        raise UsageError(f"--global-batch {global_batch}, --top {top}: needed: whole numbers of at least 1")
+    require_size("global_batch", global_batch)
+    require_size("top", top)
     given = SearchSpace() if space is None else space
     code = read_software(software) if isinstance(software, str) else software
     if measured is not None:
@@ -143,13 +143,17 @@ def _why_nothing_divides(pricing: ModelPricing, outcome: Outcome, space: SearchS
     reasons = ", ".join(f"{count:,} × {reason}" for reason, count in outcome.rejected.items())
     devices = pricing.cluster.num_devices
     if space.data:
-        batches = sorted({n for data in space.data for n in nearest_multiple(global_batch, data)})
+        batches = {n for data in space.data for n in nearest_multiple(global_batch, data)}
     else:
         most = min(devices, pricing.cluster.node_size * pricing.shape.num_blocks)
-        batches = list(nearest_multiple(global_batch, max(devices // most, 1)))
-    given = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in space.given.items())
+        batches = set(nearest_multiple(global_batch, max(devices // most, 1)))
+    advice = []
+    if others := sorted(batches - {global_batch}):
+        advice.append(f"try --global-batch {' or '.join(map(str, others))}")
+    if space.given:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in space.given)
+        advice.append(f"leave out one of {given}" if len(space.given) > 1 else f"leave out {given}")
     return (
         f"no layout of {devices} devices divides --global-batch {global_batch} and the model "
-        f"({reasons or 'no sizes are left'}); try --global-batch {' or '.join(map(str, batches))}"
-        + (f", or leave out {given}" if given else "")
+        f"({reasons or 'no sizes are left'}); {', or '.join(advice) or 'try another number of --gpus'}"
     )

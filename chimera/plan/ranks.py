@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from chimera.errors import UsageError
+from chimera.plan.divisors import divisors
 
 __all__ = ["Place", "RankGrid"]
 
@@ -76,8 +77,8 @@ class RankGrid:
         """Return the grids of ``world_size`` ranks whose dimensions differ by the smallest factors from these."""
         legal = [
             RankGrid(tensor=t, data=d, pipeline=world_size // (t * d))
-            for t in _divisors(world_size)
-            for d in _divisors(world_size // t)
+            for t in divisors(world_size)
+            for d in divisors(world_size // t)
         ]
 
         def distance(grid: RankGrid) -> float:
@@ -128,7 +129,3 @@ class RankGrid:
         tensor = self.place(rank).tensor
         places = (Place(tensor, data, place) for place in sorted(set(pipeline)) for data in range(self.data))
         return tuple(self.rank(place) for place in places)
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

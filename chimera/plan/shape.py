@@ -9,7 +9,13 @@ from typing import Final, Literal, get_args
 
 from chimera.errors import ConfigError, nearest_names
 
-__all__ = ["FAMILIES", "Family", "ModelShape"]
+__all__ = ["FAMILIES", "LARGEST_SIZE", "MOST_BLOCKS", "Family", "ModelShape", "require_size"]
+
+MOST_BLOCKS: Final = 10_000
+"""More blocks than any model has: a longer list would fill the memory."""
+
+LARGEST_SIZE: Final = 10**9
+"""More than any size of a model or a layout: beyond it products of sizes have no finite time."""
 
 Family = Literal["gpt", "bert", "t5", "llama"]
 FAMILIES: Final[tuple[str, ...]] = get_args(Family)
@@ -61,10 +67,14 @@ class ModelShape:
                 f"known: {', '.join(FAMILIES)}"
             )
         for name in ("hidden", "layers", "heads", "vocab", "seq"):
-            _require_count(name, getattr(self, name))
+            require_size(name, getattr(self, name), most=MOST_BLOCKS if name == "layers" else LARGEST_SIZE)
         for name in ("kv_heads", "head_size", "ffn", "positions", "decoder_seq"):
             if getattr(self, name) is not None:
-                _require_count(name, getattr(self, name))
+                require_size(name, getattr(self, name))
+        if self.family == "t5":
+            require_size("encoder_layers", self.encoder_layers, most=MOST_BLOCKS)
+        elif self.encoder_layers != 0:
+            raise ConfigError(f"--encoder-layers {self.encoder_layers}: only t5 has an encoder, not {self.family}")
         if self.head_size is None and self.hidden % self.heads:
             raise ConfigError(
                 f"--hidden {self.hidden} does not divide into --heads {self.heads} equal heads; "
@@ -75,13 +85,17 @@ class ModelShape:
                 f"--kv-heads {self.kv_heads} does not divide --heads {self.heads}; needed: as many query heads for "
                 "each head of keys and values"
             )
-        if (self.family == "t5") != (self.encoder_layers > 0):
-            raise ConfigError(
-                f"encoder_layers is {self.encoder_layers} for family {self.family!r}; "
-                "needed: at least 1 for t5, 0 for the others, which have one kind of block"
-            )
         if self.decoder_seq is not None and self.family != "t5":
             raise ConfigError(f"decoder_seq is given for family {self.family!r}; only t5 has a second sequence")
+
+    def undivided(self, tensor: int) -> str | None:
+        """Return a width that ``tensor`` ranks cannot share, in words; None where they share all of them."""
+        widths = {
+            "attention heads": self.heads,
+            "heads of keys and values": self.num_kv_heads,
+            "columns of the feed-forward layer": self.ffn_width,
+        }
+        return next((f"{width:,} {name}" for name, width in widths.items() if width % tensor), None)
 
     @property
     def num_kv_heads(self) -> int:
@@ -131,7 +145,14 @@ class ModelShape:
         return self.family in {"gpt", "bert"}
 
 
-def _require_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        option = f"--{name.replace('_', '-')}"
-        raise ConfigError(f"{option} {value!r}: needed: a whole number of at least 1")
+def require_size(name: str, value: object, *, most: int = LARGEST_SIZE) -> None:
+    """Refuse what is no whole number from 1 to ``most``; ``name`` is that of the option, underscored.
+
+    Raises:
+        ConfigError: the message names the option.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        needed = "a whole number of at least 1" if most == LARGEST_SIZE else f"a whole number from 1 to {most:,}"
+        if isinstance(value, int) and value > most:
+            needed = f"at most {most:,}"
+        raise ConfigError(f"--{name.replace('_', '-')} {value!r}: needed: {needed}")

@@ -5,7 +5,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from chimera.errors import InfeasibleError, UsageError
 from chimera.ir.action import Kind
 from chimera.ir.costs import StageCosts
 from chimera.ir.schedule import Schedule
@@ -13,6 +15,7 @@ from chimera.plan.activations import RECOMPUTE_CODES
 from chimera.plan.closed import ModelTimes, message_bytes, model_times
 from chimera.plan.cutting import blocks_by_stack, stage_blocks
 from chimera.plan.dims import Dims, dims_of
+from chimera.plan.divisors import divisors
 from chimera.plan.folding import Step
 from chimera.plan.hardware import Cluster
 from chimera.plan.kernels import Rates
@@ -24,6 +27,9 @@ from chimera.plan.software import Software
 from chimera.plan.step import Grid, hop_times, reduction_s
 
 __all__ = ["StagedLayout"]
+
+_ROUNDING: Final = 1e-9
+"""Share of a sum of times that is none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +76,11 @@ class StagedLayout:
         """Work out a layout; ``measured`` times of its layers go before modelled ones.
 
         Raises:
-            UsageError: the schedule cannot take these sizes, or the layout's cut is of another model.
+            UsageError: the schedule cannot take these sizes, the layout's cut is of another model, or its t does not
+                divide the model's widths.
             InfeasibleError: there are more stages than blocks.
         """
+        _require_room(shape, layout)
         rates = software.rates(cluster)
         sharing = Sharing(
             microbatch=float(layout.microbatch),
@@ -92,7 +100,7 @@ class StagedLayout:
             transform=shape.family == "bert",
         )
         schedule = layout.build_schedule(_few(layout))
-        blocks = stage_blocks(shape, layout, schedule.num_stages, times)
+        blocks = stage_blocks(shape, layout, schedule.placement, times)
         per_stage = blocks_by_stack(shape, blocks)
         grid = Grid(
             tensor=float(layout.tensor),
@@ -196,8 +204,9 @@ class StagedLayout:
             "tensor-parallel collectives": share * collectives,
             "embedding and head": share * ends,
         }
-        rest = float(step.busy[rank]) - sum(named.values())
-        return {**named, "hops between chunks": max(rest, 0.0)}
+        busy = float(step.busy[rank])
+        rest = busy - sum(named.values())
+        return {**named, "hops between chunks": rest if rest > _ROUNDING * busy else 0.0}
 
     def sent_bytes(self) -> float:
         """Return the bytes that the rank with most sends in a step's messages, per device."""
@@ -210,6 +219,23 @@ class StagedLayout:
                     sends[route[stage]] += 1
                     sends[route[stage + 1]] += 1
         return message * max(sends) * self.layout.microbatches / len(schedule.placement.routes)
+
+
+def _require_room(shape: ModelShape, layout: Layout) -> None:
+    """Refuse a t that does not divide the model, and stages that it has no blocks for, before they are built."""
+    if width := shape.undivided(layout.tensor):
+        legal = [t for t in divisors(shape.heads) if not shape.undivided(t)]
+        near = sorted(legal, key=lambda t: abs(t - layout.tensor))[:2]
+        raise UsageError(
+            f"--tensor {layout.tensor} does not divide the model's {width}; try --tensor "
+            f"{' or '.join(map(str, sorted(near)))}"
+        )
+    stages = layout.pipeline * max(layout.chunks or 1, 2 * (layout.waves or 0), 1)
+    if stages > shape.num_blocks:
+        raise InfeasibleError(
+            f"{stages} stages for {shape.num_blocks} blocks; needed: one each; take fewer --pipeline ranks, --chunks "
+            "or --waves"
+        )
 
 
 def _few(layout: Layout) -> int:

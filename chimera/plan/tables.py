@@ -9,11 +9,12 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from itertools import permutations
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from chimera.errors import ConfigError, FormatError, UsageError, nearest_names
-from chimera.ir.files import read_text
+from chimera.plan.csv_rows import Row, read_rows
 from chimera.plan.layout import Layout, Recompute
 from chimera.plan.shape import ModelShape
 
@@ -60,6 +61,7 @@ class MeasuredRow:
         machine: where.
         software: key of the code base.
         seconds: measured, of one step.
+        where: file and line that it was read from; None for a published row.
     """
 
     label: str
@@ -68,6 +70,7 @@ class MeasuredRow:
     machine: Machine
     software: str
     seconds: float
+    where: str | None = None
 
 
 TABLES: Final = ("megatron", "korthikanti", "zero-bubble")
@@ -192,29 +195,14 @@ def measured_table(path: str | Path) -> tuple[MeasuredRow, ...]:
     Raises:
         FormatError: the file is no such table; the message names the line.
     """
-    lines = list(csv.DictReader(io.StringIO(read_text(path, "table of measured runs"))))
-    if not lines:
-        raise FormatError(f"{path}: holds no row; needed: columns {', '.join(_MEASURED_COLUMNS)}")
-    missing = [name for name in _MEASURED_COLUMNS if name not in lines[0]]
-    if missing:
-        raise FormatError(f"{path}: lacks {', '.join(missing)}; needed: columns {', '.join(_MEASURED_COLUMNS)}")
-    one_node = (
-        max(_number(path, number, line, "gpus") for number, line in enumerate(lines, 2)) <= FOUR_ADAPTERS.node_size
-    )
-    return tuple(_measured_row(path, number, line, one_node=one_node) for number, line in enumerate(lines, 2))
+    rows = read_rows(path, _MEASURED_COLUMNS, "table of measured runs")
+    one_node = max(row.count("gpus") for row in rows) <= FOUR_ADAPTERS.node_size
+    return tuple(_measured_row(row, one_node=one_node) for row in rows)
 
 
-def _number(path: str | Path, number: int, line: Mapping[str, Any], name: str) -> int:
+def _measured_row(row: Row, *, one_node: bool) -> MeasuredRow:
+    size = {name: row.count(name) for name in _MEASURED_COLUMNS[:-1]}
     try:
-        return int(float(line[name]))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise FormatError(f"{path}, line {number}: {name} is {line[name]!r}; needed: a number") from error
-
-
-def _measured_row(path: str | Path, number: int, line: Mapping[str, Any], *, one_node: bool) -> MeasuredRow:
-    size = {name: _number(path, number, line, name) for name in _MEASURED_COLUMNS[:-1]}
-    try:
-        seconds = float(line["iteration_ms"]) / 1e3
         shape = ModelShape(
             family="gpt",
             hidden=size["hidden"],
@@ -223,28 +211,29 @@ def _measured_row(path: str | Path, number: int, line: Mapping[str, Any], *, one
             vocab=_GPT2_VOCAB,
             seq=size["seq"],
         )
-        microbatches, rest = divmod(size["global_batch"], size["micro_batch"] * size["dp"])
-        if rest or not 0 < seconds < float("inf"):
-            raise FormatError("global_batch is no multiple of micro_batch · dp, or iteration_ms is no time")
+        share = size["micro_batch"] * size["dp"]
+        if size["global_batch"] % share:
+            raise FormatError(f"global_batch {size['global_batch']} is no multiple of micro_batch · dp = {share}")
         layout = Layout(
             tensor=size["tp"],
             pipeline=size["pp"],
             data=size["dp"],
             microbatch=size["micro_batch"],
-            microbatches=microbatches,
+            microbatches=size["global_batch"] // share,
             recompute="none" if one_node else "full",
         )
         if layout.num_devices != size["gpus"]:
             raise FormatError(f"tp · dp · pp is {layout.num_devices}, gpus is {size['gpus']}")
-    except (TypeError, ValueError, ZeroDivisionError, ConfigError, FormatError) as error:
-        raise FormatError(f"{path}, line {number}: {error}") from error
+    except (ConfigError, FormatError) as error:
+        raise FormatError(f"{row.where}: {error}") from error
     return MeasuredRow(
         label=f"h{size['hidden']} t{layout.tensor} p{layout.pipeline} d{layout.data} b{layout.microbatch}",
         shape=shape,
         layout=layout,
         machine=FOUR_ADAPTERS,
         software="single-node" if one_node else "megatron-deepspeed",
-        seconds=seconds,
+        seconds=row.number("iteration_ms") / 1e3,
+        where=row.where,
     )
 
 
@@ -255,17 +244,17 @@ def inconsistent(rows: tuple[MeasuredRow, ...], *, low: float = 0.87, high: floa
     taken out, the larger micro-batches a little less. Where the larger takes more than ``high`` or less than ``low``
     times the smaller, the slower of the two is named.
     """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        alike.setdefault(_without_microbatch(row), []).append(index)
     found = set()
-    for i, one in enumerate(rows):
-        for j, other in enumerate(rows):
-            if one.layout.microbatch < other.layout.microbatch and _without_microbatch(one) == _without_microbatch(
-                other
-            ):
-                ratio = _without_bubble(other) / _without_bubble(one)
-                if ratio > high:
-                    found.add(j)
-                elif ratio < low:
-                    found.add(i)
+    for i, j in (pair for group in alike.values() for pair in permutations(group, 2)):
+        if rows[i].layout.microbatch < rows[j].layout.microbatch:
+            ratio = _without_bubble(rows[j]) / _without_bubble(rows[i])
+            if ratio > high:
+                found.add(j)
+            elif ratio < low:
+                found.add(i)
     return frozenset(found)
 
 

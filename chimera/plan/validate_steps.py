@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from chimera.errors import ChimeraError, FormatError
 from chimera.plan.comparison import ChosenRun, Comparison, Constants, Errors, TableResult, cluster_of
 from chimera.plan.estimate import Estimate
 from chimera.plan.estimating import estimate
@@ -104,13 +105,20 @@ def _choices(rows: tuple[MeasuredRow, ...], compared: Sequence[Comparison]) -> t
 
 
 def _estimates(rows: Sequence[MeasuredRow], constants: Constants | None = None) -> list[Estimate]:
+    devices = {name: read_device(name) for name in {row.machine.device for row in rows}}
+    codes = {name: read_software(name) for name in {row.software for row in rows}}
+    if constants is not None:
+        devices = {name: constants.on_device(device) for name, device in devices.items()}
+        codes = {name: constants.on_software(code) for name, code in codes.items()}
     made = []
     for row in rows:
-        device, software = read_device(row.machine.device), read_software(row.software)
-        if constants is not None:
-            device, software = constants.on_device(device), constants.on_software(software)
-        cluster = cluster_of(device, row.machine, row.layout.num_devices)
-        made.append(estimate(row.shape, row.layout, cluster, software))
+        try:
+            cluster = cluster_of(devices[row.machine.device], row.machine, row.layout.num_devices)
+            made.append(estimate(row.shape, row.layout, cluster, codes[row.software]))
+        except ChimeraError as error:
+            if row.where is None:
+                raise
+            raise FormatError(f"{row.where}: {error}") from error
     return made
 
 

@@ -43,7 +43,11 @@ def plot_memory(estimate: Estimate, path: str | Path | Sequence[str | Path]) -> 
             panel.fill_between(curve.times - timeline.origin, stays, held, step="post", color=_ACTIVATIONS, linewidth=0)
             panel.axhline(limit, color=_LIMIT, linewidth=0.9)
             panel.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", color=INK)
-        panels[0].set_title(f"GiB: activations above all that stays; the line is the device's {limit:.1f}")
+        title = f"GiB: activations above all that stays; the line is the device's {limit:.1f}"
+        shown = estimate.schedule.num_microbatches * estimate.schedule.microbatch_share
+        if shown != estimate.layout.microbatches:
+            title += f"\nthe steady state is cut short: {shown:g} of {estimate.layout.microbatches} micro-batches"
+        panels[0].set_title(title)
         panels[0].set_xlim(0, timeline.finish - timeline.origin)
         panels[0].set_ylim(0, max(limit, estimate.peak_bytes / _GIB) * 1.08)
         panels[-1].set_xlabel("seconds since the first forward")

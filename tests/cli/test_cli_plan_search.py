@@ -67,6 +67,39 @@ def test_the_first_plan_is_a_configuration_that_train_accepts(tmp_path, capsys):
         assert Path(document["schedule"]["name"]).is_file()
 
 
+MODELS = {
+    "gpt2": {"n_embd": 64, "n_layer": 5, "n_head": 4, "n_positions": 32, "vocab_size": 100},
+    "bert": {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "max_position_embeddings": 32},
+    "llama": {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "t5": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4, "n_positions": 32},
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_config_of_transformers_becomes_one_that_train_accepts(tmp_path, kind, capsys):
+    """--out of a plan of each family is read by train, and makes the batch that was asked for."""
+    path, out = tmp_path / "config.json", tmp_path / "planned.toml"
+    path.write_text(json.dumps({"model_type": kind, "vocab_size": 100, "intermediate_size": 128, **MODELS[kind]}))
+    argv = ["--gpus", "4", "--global-batch", "8", "--pipeline", "2", "--schedules", "chimera", "--top", "1"]
+    assert main(["plan", str(path), *argv, "--out", str(out), "--json"]) == 0
+    layout = json.loads(capsys.readouterr().out)["plans"][0]["layout"]
+    config = load_config(out)
+    schedule = layout_of(config).schedule
+    assert config.model.family == {"gpt2": "gpt"}.get(kind, kind)
+    assert config.parallel.data * config.train.microbatch_size * schedule.num_microbatches == 8
+    assert (config.parallel.pipeline, config.parallel.tensor or 1) == (2, layout["tensor"])
+
+
+def test_heads_that_train_cannot_have_are_refused(tmp_path, capsys):
+    """A Llama whose heads are wider than its width divides into is planned, but not written for train."""
+    path = tmp_path / "config.json"
+    sizes = {"vocab_size": 100, "intermediate_size": 128, "head_dim": 64, **MODELS["llama"]}
+    path.write_text(json.dumps({"model_type": "llama", **sizes}))
+    argv = ["--gpus", "2", "--global-batch", "4", "--schedules", "1f1b", "--no-refine"]
+    assert main(["plan", str(path), *argv, "--out", str(tmp_path / "planned.toml")]) == 2
+    assert "--out: heads of 64 in a model of 64" in capsys.readouterr().err
+
+
 def test_an_uneven_cut_is_written_as_a_layout(tmp_path, capsys):
     """--out writes the cut that was planned, by count where it is equal, and train cuts the model so."""
     out = tmp_path / "planned.toml"
@@ -115,6 +148,9 @@ def test_a_plan_for_another_system(gpt, capsys):
     """--export narrows the search to the other system's schedules and prints its flags alone."""
     assert main(["plan", gpt, "--gpus", "8", "--global-batch", "64", "--pipeline", "4", "--export", "megatron"]) == 0
     assert capsys.readouterr().out.startswith("--tensor-model-parallel-size ")
+    argv = ["--gpus", "8", "--global-batch", "64", "--pipeline", "4", "--export", "nanotron"]
+    assert main(["plan", gpt, *argv]) == 2
+    assert "nanotron is not written for gpt models" in capsys.readouterr().err
 
 
 def test_the_memory_of_a_layout(gpt, tmp_path, capsys):

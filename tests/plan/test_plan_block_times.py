@@ -39,12 +39,12 @@ def test_a_backward_divides_as_the_modelled_one_and_recomputes_the_measured_forw
 @pytest.mark.parametrize(
     ("text", "profile", "error", "message"),
     [
-        ("gpu,model\n", None, FormatError, "has no column seq, micro_batch, forward_ms, backward_ms"),
+        ("gpu,model\n", None, FormatError, "lacks seq, micro_batch, forward_ms, backward_ms"),
         (HEAD + "a,m,1,1,1,1\nb,m,1,1,1,1\n", None, UsageError, "holds several profiles.*a/m, b/m"),
         (HEAD + "a,m,1,1,1,1\n", "a/n", UsageError, "has none of this name.*'a/m'"),
-        (HEAD + "a,m,1,1,x,1\n", None, FormatError, "could not convert"),
+        (HEAD + "a,m,1,1,x,1\n", None, FormatError, "line 2: forward_ms is 'x'; needed: a number"),
         (HEAD + "a,m,1,1,1,1\na,m,1,1,1,1\n", None, FormatError, "a micro-batch size twice"),
-        (HEAD, None, UsageError, "has none of this name"),
+        (HEAD, None, FormatError, "holds no row"),
     ],
 )
 def test_a_file_that_is_no_profile_is_refused(tmp_path, text, profile, error, message):

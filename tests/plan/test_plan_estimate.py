@@ -14,6 +14,8 @@ from chimera.plan.layers import LayerTimes
 from chimera.plan.layout import Layout
 from chimera.plan.search.model_pricing import ModelPricing
 from chimera.plan.search.pricing import Choices
+from chimera.plan.search.skeleton import skeleton
+from chimera.plan.search.variants import Variant
 from chimera.plan.shape import ModelShape
 from chimera.plan.step import pipeline_s
 from chimera.schedules import SCHEDULES, build_schedule
@@ -90,6 +92,39 @@ def test_a_heavy_rank_that_is_hidden_for_long_is_folded_rightly(name):
         whole = simulated_step(build(microbatches), costs)
         assert folded.makespan == pytest.approx(whole.makespan, rel=1e-3)
         np.testing.assert_allclose(folded.busy, whole.busy, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["interleaved", "interleaved-zb"])
+def test_groups_that_even_out_are_folded_rightly(name):
+    """Where p does not divide m, groups of unequal length even out as m grows: peaks grow at first and then no more."""
+    ranks, microbatches = 16, 345
+    weight = np.ones(2 * ranks)
+    weight[-1] = 3.0
+    costs = StageCosts(
+        forward_s=weight.tolist(),
+        backward_s=(2 * weight).tolist(),
+        weight_grad_s=weight.tolist(),
+        activation_bytes=[1.0] * (2 * ranks),
+    )
+
+    def build(count):
+        return build_schedule(name, ranks=ranks, microbatches=count, chunks=2)
+
+    folded = folded_step(build, microbatches, costs, ranks=ranks)
+    whole = simulated_step(build(microbatches), costs)
+    assert folded.makespan == pytest.approx(whole.makespan, rel=1e-3)
+    np.testing.assert_allclose(folded.peak_bytes, whole.peak_bytes)
+    np.testing.assert_allclose(folded.peak_activations, whole.peak_activations)
+    assert (skeleton(Variant(schedule=name, chunks=2), ranks, microbatches).peak_stages <= whole.peak_bytes).all()
+
+
+def test_an_asynchronous_step_updates_as_often_as_it_does():
+    """PipeDream updates after every micro-batch, so that its updates take m times those of one step."""
+    times = {}
+    for schedule in ("1f1b", "pipedream"):
+        layout = Layout(pipeline=4, microbatches=8, schedule=schedule)
+        times[schedule] = estimate(GPT3, layout, Cluster.of(A100, 4), MEGATRON).optimizer_s
+    assert times["pipedream"] == pytest.approx(8 * times["1f1b"])
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

@@ -8,7 +8,12 @@ import pytest
 from chimera.errors import ConfigError, FormatError
 from chimera.plan.model_file import batch_of, read_model, shape_of_hugging_face
 from chimera.plan.parameters import model_parameters
+from chimera.plan.shape import ModelShape
 
+LLAMA = (
+    '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, '
+    '"intermediate_size": 128, "vocab_size": 100, %s}'
+)
 CONFIGS = Path(__file__).parents[2] / "configs"
 
 
@@ -84,6 +89,19 @@ def test_our_configuration_gives_the_papers_model_and_its_batch():
         ("{}", ConfigError, r"model_type is missing; needed: one of gpt2, bert, t5, llama"),
         ('{"model_type": "gpt2"}', ConfigError, r"n_positions is missing"),
         ('{"model_type": "gpt2", "n_positions": -1}', ConfigError, r"n_positions = -1; needed: a whole number"),
+        ('{"model_type": ["gpt2"]}', ConfigError, r"model_type \['gpt2'\] is a family the planner does not know"),
+        (
+            LLAMA % '"max_position_embeddings": NaN',
+            ConfigError,
+            r"max_position_embeddings = nan; needed: a whole number",
+        ),
+        (
+            LLAMA % '"max_position_embeddings": "4096"',
+            ConfigError,
+            r"max_position_embeddings = '4096'; needed: a whole",
+        ),
+        (LLAMA % '"num_key_value_heads": "8"', ConfigError, r"num_key_value_heads = '8'; needed: a whole number"),
+        (LLAMA % '"tie_word_embeddings": "no"', ConfigError, r"tie_word_embeddings = 'no'; needed: true or false"),
         ("[1]", FormatError, r"holds no JSON object"),
         ("{", FormatError, r"is not a JSON file"),
         ("[" * 100_000, FormatError, r"is not a JSON file"),
@@ -118,3 +136,14 @@ def test_the_length_given_takes_the_files_place(tmp_path):
     path.write_text(json.dumps({"model_type": "llama", "vocab_size": 100, "max_position_embeddings": 131072, **sizes}))
     assert read_model(path).seq == 4096
     assert read_model(path, seq=8192).seq == 8192
+    with pytest.raises(ConfigError, match="--seq 0: needed"):
+        read_model(path, seq=0)
+
+
+def test_a_null_is_as_good_as_nothing(tmp_path):
+    """Keys that transformers writes as null take their defaults."""
+    path = tmp_path / "config.json"
+    path.write_text(LLAMA % '"max_position_embeddings": null, "num_key_value_heads": null, "head_dim": null')
+    assert read_model(path) == ModelShape(
+        family="llama", hidden=64, layers=2, heads=8, vocab=100, seq=4096, ffn=128, gated=True, tied=False
+    )

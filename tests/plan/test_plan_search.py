@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera.errors import ChimeraError, ConfigError, InfeasibleError, UsageError
+from chimera.errors import ChimeraError, ConfigError, InfeasibleError
 from chimera.ir.memory import peak_activations
+from chimera.plan.cutting import cut_by_cost, equal_cut
 from chimera.plan.hardware import Cluster
 from chimera.plan.hardware_file import read_device, read_software
 from chimera.plan.layout import RECOMPUTES, Layout
 from chimera.plan.partition import partition
 from chimera.plan.planning import plan
+from chimera.plan.search.bounded import prices_by_routes
 from chimera.plan.search.bounds import tight
-from chimera.plan.search.cuts import cut_by_cost, equal_cut
 from chimera.plan.search.model_pricing import ModelPricing
 from chimera.plan.search.paths import counted_path
-from chimera.plan.search.searching import prices_by_routes, search_layouts
+from chimera.plan.search.searching import search_layouts
 from chimera.plan.search.skeleton import _HOP, _RATIOS, _costs, skeleton, traits
 from chimera.plan.search.space import SearchSpace, grids
 from chimera.plan.search.variants import variants
@@ -48,13 +49,21 @@ def test_blocks_dealt_one_by_one_are_cut_as_well_as_can_be(blocks, stages, embed
     costs[-1] += head
     best = partition(costs, stages)
     heaviest = max(sum(c for c, s in zip(costs, best, strict=True) if s == stage) for stage in range(stages))
-    cut = cut_by_cost(blocks, stages, embedding=embedding, head=head)
+    cut = cut_by_cost(blocks, [(stage,) for stage in range(stages)], embedding=embedding, head=head)
     loads = [float(n) for n in cut]
     loads[0] += embedding
     loads[-1] += head
     assert sum(cut) == blocks
     assert min(cut) >= 1
     assert max(loads) == pytest.approx(heaviest)
+
+
+def test_a_cut_balances_ranks_rather_than_stages():
+    """Blocks that are over go to the ranks that have least, over all the stages they hold."""
+    loop, line = [(0,), (1,), (2,)] * 2, [(0,), (1,), (2,)]
+    assert cut_by_cost(8, loop, embedding=0.1, head=2.0) == (1, 2, 1, 2, 1, 1)
+    assert cut_by_cost(8, [*line, *line[::-1]], embedding=0.1, head=2.0) == (1, 2, 2, 1, 1, 1)
+    assert cut_by_cost(9, [(0, 3), (1, 2), (1, 2), (0, 3)], embedding=0.0, head=1.0) == (3, 3, 2, 1)
 
 
 def test_an_equal_cut_is_one_that_divides():
@@ -101,7 +110,7 @@ def layouts_of(grid, blocks):
             continue
         cut = equal_cut(blocks, known.num_stages)
         if grid.switches[s].equal and cut is not None:
-            yield (v, b, s), grid.layout((v, b, s), cut)
+            yield (v, b, s), grid.layout((v, b, s), None)
 
 
 def test_bounds_are_below_the_estimates_and_near_them():
@@ -145,6 +154,43 @@ def test_the_search_finds_what_estimating_every_layout_finds():
         one.step_s for one in outcome.best
     ] == pytest.approx(sorted(every)[:3], rel=1e-9)
     assert outcome.num_simulated < len(every) / 2
+
+
+@pytest.mark.parametrize("name", ["interleaved", "zb-v", "chimera"])
+def test_the_search_finds_the_best_uneven_cuts_too(name):
+    """With a head as heavy as some blocks, no layout that the estimate would cut itself is faster than the answer."""
+    shape = replace(SMALL, layers=14, vocab=250_000)
+    cluster = cluster_of(4)
+    pricing = pricing_of(shape, cluster)
+    space = SearchSpace(schedules=(name,), pipeline=(4,), tensor=(1,), recompute=("none",))
+    outcome = search_layouts(shape, cluster, pricing, global_batch=16, space=space, top=1)
+    every = [
+        pricing.estimate(grid.layout((v, b, s), None)).step_s
+        for grid in grids(shape, cluster, global_batch=16, space=space, rejected=Counter())
+        for v, b, s in product(*map(range, grid.shape))
+        if traits(grid.variants[v], 4).num_stages <= 14
+    ]
+    assert outcome.best[0].step_s <= min(every) * (1 + 1e-9)
+
+
+def test_the_layout_that_misses_least_is_near_the_mean_of_the_states():
+    """Where nothing fits, what is named spreads weights and optimizer over all devices, not over two of them."""
+    model = ModelShape(family="gpt", hidden=12288, layers=96, heads=96, vocab=50257, seq=2048)
+    space = SearchSpace(recompute=("none",), schedules=("1f1b", "zb-v", "interleaved"))
+    cluster = cluster_of(64, memory_bytes=20 * 10**9)
+    outcome = search_layouts(model, cluster, pricing_of(model, cluster), global_batch=128, space=space, top=1)
+    assert outcome.closest is not None
+    assert outcome.closest.peak_bytes < 2 * 18 * 175e9 / 64
+
+
+def test_choices_that_stand_alone_are_not_called_the_same_as_others():
+    """Where only sharded layouts are asked for, one without replicas counts; a cut that cannot be equal is said so."""
+    cluster = cluster_of(4)
+    space = SearchSpace(schedules=("1f1b",), pipeline=(4,), tensor=(1,), sharded=(True,), microbatch=(1,))
+    outcome = search_layouts(SMALL, cluster, pricing_of(SMALL, cluster), global_batch=8, space=space, top=1)
+    assert outcome.best[0].layout.sharded
+    with pytest.raises(InfeasibleError, match=r"with stages that cannot have equal.*leave out one of .*--uneven"):
+        plan(replace(SMALL, layers=13), cluster, global_batch=8, space=replace(space, uneven=(False,)))
 
 
 def test_every_layout_is_accounted_for():
@@ -216,7 +262,7 @@ def test_a_choice_that_does_not_exist_is_refused(options, message):
 
 def test_a_batch_below_one_is_refused():
     """There is no step of no sequences."""
-    with pytest.raises(UsageError, match=r"--global-batch 0"):
+    with pytest.raises(ConfigError, match=r"--global-batch 0"):
         plan(SMALL, cluster_of(8), global_batch=0)
 
 
@@ -238,5 +284,5 @@ def test_switches_that_change_nothing_are_left_out():
     (grid,) = grids(SMALL, cluster_of(1), global_batch=2, space=SearchSpace(), rejected=Counter())
     assert len(grid.switches) == len(RECOMPUTES)
     assert [variant.schedule for variant in grid.variants] == ["1f1b"]
-    layout = grid.layout((0, 0, 0), (12,))
+    layout = grid.layout((0, 0, 0), None)
     assert layout == Layout(microbatches=2)

@@ -7,6 +7,7 @@ that could win: work cannot be done faster than its ranks do it, nor before thei
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,16 +50,43 @@ def quick(
     Returns:
         Bounds over [schedule, *choices].
     """
+    summed = {id(price): _Sums.of(price, blocks) for price in prices}  # as many as routes differ
     found = [
-        _quick_of_one(one, price, v, blocks=blocks, pipeline=pipeline, microbatches=microbatches, equal=equal)
+        _quick_of_one(
+            one,
+            price,
+            summed[id(price)],
+            v,
+            blocks=blocks,
+            pipeline=pipeline,
+            microbatches=microbatches,
+            equal=equal,
+        )
         for one, price, v in zip(traits, prices, chunks, strict=True)
     ]
     return Bounds(np.stack([each.time_s for each in found]), np.stack([each.memory_bytes for each in found]))
 
 
+class _Sums(NamedTuple):
+    """Times of F, I and W together, and bytes of all states; over the choices."""
+
+    block: Floats
+    embedding: Floats
+    head: Floats
+    whole: Floats
+    states: Floats
+
+    @classmethod
+    def of(cls, prices: Prices, blocks: int) -> "_Sums":
+        block, embedding, head = (part.sum(axis=0) for part in (prices.block_s, prices.embedding_s, prices.head_s))
+        states = blocks * prices.block_state_bytes + prices.embedding_state_bytes + prices.head_state_bytes
+        return cls(block, embedding, head, blocks * block + embedding + head, states)
+
+
 def _quick_of_one(
     traits: Traits,
     prices: Prices,
+    sums: _Sums,
     chunks: int,
     *,
     blocks: int,
@@ -66,31 +94,58 @@ def _quick_of_one(
     microbatches: NDArray[np.int64],
     equal: NDArray[np.bool_],
 ) -> Bounds:
-    block, embedding, head = (part.sum(axis=0) for part in (prices.block_s, prices.embedding_s, prices.head_s))
-    # A cut by cost leaves no stage between the first and the last with fewer than this, and no stage of any kind with
-    # more than one block less than the mean of time.
-    middle = np.where(equal, blocks / traits.num_stages, float(blocks // traits.num_stages))
-    whole = blocks * block + embedding + head
+    block, embedding, head, whole, states = sums
+    level = _level(traits, sums, pipeline)
+    # A cut by cost leaves no rank more than a block below the level, and stages of a rank differ by a block.
+    per_stage = pipeline / traits.num_stages
+    middle = np.where(equal, blocks / traits.num_stages, np.maximum(level * (per_stage / block) - (per_stage + 1), 1.0))
     share = microbatches / traits.routes
+    stage = middle * block
 
     def work(stages: int, firsts: int, lasts: int) -> Floats:
-        even = stages * middle * block + firsts * embedding + lasts * head
-        total: Floats = np.where(equal, even, stages * np.maximum(whole / traits.num_stages - block, 0.0)) * share
-        return total
+        """Return what such a rank does per micro-batch and route where stages are equal."""
+        total: Floats = stages * stage
+        if firsts:
+            total = total + embedding
+        return total + head if lasts else total
 
-    busiest = whole * microbatches / pipeline
+    least = np.maximum(level - block, 0.0) * microbatches
+    busiest = whole * (microbatches / pipeline)
     if traits.routes == 1:  # no rank has a part of a block
         busiest = np.maximum(busiest, -(-blocks // pipeline) * block * microbatches)
+    even = work(*traits.late) * share
     for kind in traits.ranks:
-        busiest = np.maximum(busiest, work(kind.stages, kind.firsts, kind.lasts))
-    busiest = busiest + 2 * chunks * _held_up(prices, chunks) * microbatches
+        busiest = np.maximum(busiest, np.where(equal, work(kind.stages, kind.firsts, kind.lasts) * share, least))
+    if chunks > 1:
+        busiest = busiest + 2 * chunks * _held_up(prices, chunks) * microbatches
     filled = np.where(equal, float(traits.fill), max(traits.fill - 1.0, 0.0)) * middle
     waits = filled * (block if traits.whole else prices.block_s[0])
     waits = waits + traits.fill * (1 + traits.whole) * prices.hop_s
     fewest = np.where(equal, middle, 1.0)
-    time = np.maximum(busiest, work(*traits.late) + waits) + prices.tail_s + fewest * prices.block_reduce_s
+    time = np.maximum(busiest, np.where(equal, even, least) + waits) + prices.tail_s + fewest * prices.block_reduce_s
     filling = np.minimum(1.0, microbatches / traits.microbatches)
-    return Bounds(time, _memory(traits, prices, middle, equal, filling))
+    memory = np.maximum(_memory(traits, prices, middle, equal, filling), states * (traits.routes / pipeline))
+    return Bounds(time, memory)
+
+
+def _level(traits: Traits, sums: _Sums, pipeline: int) -> Floats:
+    """Return the time per micro-batch up to which a cut by cost fills all ranks but those that have more by themselves.
+
+    The ranks of the first and the last stage may: they have a block for each stage, and embedding or head.
+    """
+    first, last = traits.holders[0], traits.holders[-1]
+    own = traits.num_stages * len(first) / pipeline * sums.block
+    level = sums.whole / pipeline
+    if first == last:
+        loads = [(len(first), own + sums.embedding + sums.head)]
+    else:
+        both = 2 * own + sums.embedding + sums.head
+        loads = [(len(last), own + sums.head), (len(first) + len(last), both)]
+        loads.append((len(first), own + sums.embedding))
+    for ranks, load in loads:
+        if ranks < pipeline:
+            level = np.minimum(level, (sums.whole - load) * (1 / (pipeline - ranks)))
+    return level
 
 
 def _memory(traits: Traits, prices: Prices, middle: Floats, equal: NDArray[np.bool_], filled: Floats) -> Floats:

@@ -1,12 +1,13 @@
 """The prices of choices from the planner's formulas of layers, collectives and memory, many choices at once."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from chimera.plan.activations import FULL, RECOMPUTE_CODES, block_activation_bytes, head_activation_bytes
 from chimera.plan.closed import ModelTimes, message_bytes, model_times
+from chimera.plan.cutting import balanced_cut
 from chimera.plan.dims import Dims, dims_of
 from chimera.plan.estimate import Estimate
 from chimera.plan.estimating import estimate
@@ -20,6 +21,7 @@ from chimera.plan.parameters import block_parameters, embedding_parameters, head
 from chimera.plan.search.pricing import Choices, Floats, Prices
 from chimera.plan.shape import ModelShape
 from chimera.plan.software import Software
+from chimera.plan.stages import StagedLayout
 from chimera.plan.step import Grid, gather_s, hop_times, reduction_s, tied_s, update_s
 
 __all__ = ["ModelPricing"]
@@ -54,6 +56,19 @@ class ModelPricing:
                 compiled=True,
             )
         return self._known[layout]
+
+    def recut(self, layout: Layout) -> Layout:
+        """Return a layout with the cut by cost in place of its own; of unlike blocks the estimate makes that itself.
+
+        Raises:
+            ChimeraError: there is no such layout, as ``estimate`` says.
+        """
+        layout = replace(layout, cut=None)
+        if self.shape.encoder_layers:
+            return layout
+        parts = StagedLayout.of(self.shape, layout, self.cluster, self.software, self._measured_layers(layout))
+        cut = balanced_cut(self.shape.num_blocks, parts.schedule.placement, parts.times)
+        return layout if len(set(cut)) == 1 else replace(layout, cut=cut)
 
     def _measured_layers(self, layout: Layout) -> ModelTimes | None:
         """Return the measured times of a layout's layers, None where the model has to do."""

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from chimera.plan.search.bounded import least_bytes
 from chimera.plan.search.model_pricing import ModelPricing
-from chimera.plan.search.searching import least_bytes
 from chimera.plan.search.space import SearchSpace
 
 __all__ = ["relaxations"]

@@ -8,31 +8,21 @@ layout is simulated. As soon as the k-th best of the simulated beats every bound
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
 
 from chimera.errors import UsageError
 from chimera.plan.estimate import Estimate
 from chimera.plan.hardware import Cluster
-from chimera.plan.search.bounds import Bounds, quick, tight
-from chimera.plan.search.cuts import cut_by_cost, equal_cut
-from chimera.plan.search.pricing import Prices, Pricing
-from chimera.plan.search.skeleton import Traits, skeleton, traits
-from chimera.plan.search.space import Grid, Reason, SearchSpace, grids
-from chimera.plan.search.variants import MAX_SEARCHED_RANKS
+from chimera.plan.search.bounded import BoundedGrid, Place, bounded_grids, closest
+from chimera.plan.search.bounds import tight
+from chimera.plan.search.pricing import Pricing
+from chimera.plan.search.skeleton import skeleton
+from chimera.plan.search.space import Reason, SearchSpace
 from chimera.plan.shape import ModelShape
-from chimera.schedules import SCHEDULES
 
-__all__ = ["Outcome", "least_bytes", "prices_by_routes", "search_layouts"]
-
-_CANDIDATES: Final = 24
-"""Layouts with the least memory by their bounds that are estimated, if none fits."""
-
-_Place = tuple[int, int, int]
-"""Of a layout in its grid: variant, b, switch."""
+__all__ = ["Outcome", "search_layouts"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,21 +42,6 @@ class Outcome:
     num_bounded: int
     num_simulated: int
     closest: Estimate | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Bounded:
-    """A grid with its bounds, [variant, b, switch]; an infinite time is of a layout that is out."""
-
-    grid: Grid
-    traits: tuple[Traits, ...]
-    prices: Mapping[int, Prices]
-    bounds: Bounds
-    refined: set[tuple[int, int]] = field(default_factory=set)
-
-    def prices_of(self, variant: int, b: int) -> Prices:
-        """Return the prices over [switch]."""
-        return self.prices[self.traits[variant].routes].at(b, slice(None))
 
 
 def search_layouts(
@@ -89,98 +64,28 @@ def search_layouts(
         top: how many layouts to return.
     """
     rejected: Counter[Reason] = Counter()
-    bounded = [
-        each
-        for grid in grids(shape, cluster, global_batch=global_batch, space=space, rejected=rejected)
-        if (each := _bound(shape, grid, pricing, rejected)) is not None
-    ]
-    search = _Search(shape, pricing, bounded, rejected, top)
+    bounded = bounded_grids(shape, cluster, pricing, global_batch=global_batch, space=space, rejected=rejected)
+    search = _Search(pricing, bounded, rejected, top)
     best = search.run()
-    closest = None if best else _closest(shape, pricing, bounded)
     return Outcome(
         best=tuple(best),
         rejected={reason: count for reason in Reason if (count := rejected[reason])},
         num_bounded=sum(each.bounds.time_s.size for each in bounded),
         num_simulated=search.num_simulated,
-        closest=closest,
+        closest=None if best else closest(pricing, bounded),
     )
-
-
-def least_bytes(
-    shape: ModelShape, cluster: Cluster, pricing: Pricing, *, global_batch: int, space: SearchSpace
-) -> float:
-    """Return the least memory that a layout needs, estimated in full; infinite where there is no layout."""
-    rejected: Counter[Reason] = Counter()
-    found = grids(shape, cluster, global_batch=global_batch, space=space, rejected=rejected)
-    bounded = [each for grid in found if (each := _bound(shape, grid, pricing, rejected)) is not None]
-    closest = _closest(shape, pricing, bounded)
-    return np.inf if closest is None else closest.peak_bytes
-
-
-def prices_by_routes(pricing: Pricing, grid: Grid, known: Sequence[Traits]) -> Mapping[int, Prices]:
-    """Return the prices of a grid over [b, switch], for each number of routes that its schedules have."""
-    routes = sorted({each.routes for each in known})
-    prices = pricing.prices(grid.choices(routes))
-    return {count: prices.at(place, slice(None), slice(None)) for place, count in enumerate(routes)}
-
-
-def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Reason]) -> _Bounded | None:
-    """Bound a grid from the placements of its schedules; those that cannot take p are left out."""
-    known: list[Traits] = []
-    kept = []
-    each = len(grid.microbatch) * len(grid.switches)
-    for variant in grid.variants:
-        if SCHEDULES[variant.schedule].searched and grid.pipeline > MAX_SEARCHED_RANKS:
-            rejected[Reason.SEARCHED] += each
-            continue
-        try:
-            found = traits(variant, grid.pipeline)
-        except UsageError:
-            rejected[Reason.SCHEDULE] += each
-            continue
-        if found.num_stages > shape.num_blocks:
-            rejected[Reason.STAGES] += each
-            continue
-        known.append(found)
-        kept.append(variant)
-    if not kept:
-        return None
-    grid = Grid(grid.tensor, grid.pipeline, grid.data, grid.global_batch, tuple(kept), grid.microbatch, grid.switches)
-    by_routes = prices_by_routes(pricing, grid, known)
-    bounds = quick(
-        known,
-        [by_routes[each.routes] for each in known],
-        [variant.chunks or 1 for variant in kept],
-        blocks=shape.num_blocks,
-        pipeline=grid.pipeline,
-        microbatches=np.array([[grid.microbatches(b)] for b in grid.microbatch]),
-        equal=grid.equal(),
-    )
-    usable = next(iter(by_routes.values())).usable_bytes
-    divides = np.array([[[shape.num_blocks % each.num_stages == 0]] for each in known]) | ~grid.equal()
-    # Replicas of one are not shared out.
-    shared = np.array([[[each.routes * grid.data > 1]] for each in known]) | ~grid.choices([1]).sharded
-    possible = np.broadcast_to(divides & shared, bounds.time_s.shape)
-    fits = bounds.memory_bytes <= usable
-    rejected[Reason.SAME] += int((~possible).sum())
-    rejected[Reason.MEMORY] += int((possible & ~fits).sum())
-    time = np.where(possible & fits, bounds.time_s, np.inf)
-    return _Bounded(grid, tuple(known), by_routes, Bounds(time, np.where(possible, bounds.memory_bytes, np.inf)))
 
 
 class _Search:
     """Best-first search over bounded grids."""
 
-    def __init__(
-        self, shape: ModelShape, pricing: Pricing, bounded: list[_Bounded], rejected: Counter[Reason], top: int
-    ) -> None:
+    def __init__(self, pricing: Pricing, bounded: Sequence[BoundedGrid], rejected: Counter[Reason], top: int) -> None:
         self.num_simulated = 0
-        self._shape = shape
         self._pricing = pricing
         self._bounded = bounded
         self._rejected = rejected
         self._top = top
-        self._waiting: list[tuple[float, int, _Place]] = []
+        self._waiting: list[tuple[float, int, Place]] = []
         self._best: list[Estimate] = []
 
     def run(self) -> list[Estimate]:
@@ -205,7 +110,7 @@ class _Search:
         """Return the time that a layout has to beat."""
         return self._best[-1].step_s if len(self._best) == self._top else np.inf
 
-    def _by_bound(self) -> Iterator[tuple[float, int, _Place]]:
+    def _by_bound(self) -> Iterator[tuple[float, int, Place]]:
         """Yield the layouts that fit by their first bound, least first."""
         times = np.concatenate([each.bounds.time_s.ravel() for each in self._bounded] or [np.empty(0)])
         starts = np.cumsum([0, *(each.bounds.time_s.size for each in self._bounded)])
@@ -216,7 +121,7 @@ class _Search:
             variant, b, switch = (int(i) for i in np.unravel_index(index - starts[number], shape))
             yield float(times[index]), number, (variant, b, switch)
 
-    def _unrefined(self, each: _Bounded) -> int:
+    def _unrefined(self, each: BoundedGrid) -> int:
         left = np.isfinite(each.bounds.time_s)
         for variant, b in each.refined:
             left[variant, b] = False
@@ -241,8 +146,8 @@ class _Search:
             self._rejected[Reason.SCHEDULE] += len(alive)
             return
         prices = each.prices_of(variant, b)
-        cuts = {switch: self._cut(each, variant, prices, switch) for switch in alive.tolist()}
-        same = [s for s in cuts if not grid.switches[s].equal and len(set(cuts[s])) == 1 and self._has_equal(each, s)]
+        cuts = {switch: each.cut((variant, b, switch)) for switch in alive.tolist()}
+        same = [s for s in cuts if len(set(cuts[s])) == 1 and self._has_equal(each, s)]
         self._rejected[Reason.SAME] += len(same)
         switches = [switch for switch in cuts if switch not in same]
         if not switches:
@@ -257,18 +162,14 @@ class _Search:
                 time = max(float(bounds.time_s[place]), float(floor[place]))
                 heapq.heappush(self._waiting, (time, number, (variant, b, switch)))
 
-    def _has_equal(self, each: _Bounded, switch: int) -> bool:
-        return each.grid.switches[switch]._replace(equal=True) in each.grid.switches
+    def _has_equal(self, each: BoundedGrid, switch: int) -> bool:
+        """Return whether the grid has the equal cut beside this choice of another one."""
+        chosen = each.grid.switches[switch]
+        return each.alike and not chosen.equal and chosen._replace(equal=True) in each.grid.switches
 
-    def _cut(self, each: _Bounded, variant: int, prices: Prices, switch: int) -> tuple[int, ...]:
-        return _cut(self._shape.num_blocks, each.traits[variant].num_stages, prices, switch, each.grid)
-
-    def _simulate(self, number: int, place: _Place) -> None:
+    def _simulate(self, number: int, place: Place) -> None:
         """Estimate a layout in full and keep it where it is among the best."""
-        each = self._bounded[number]
-        variant, b, switch = place
-        cut = self._cut(each, variant, each.prices_of(variant, b), switch)
-        estimate = self._pricing.estimate(each.grid.layout(place, cut))
+        estimate = self._pricing.estimate(self._bounded[number].layout(place))
         self.num_simulated += 1
         if not estimate.fits:
             self._rejected[Reason.MEMORY] += 1
@@ -278,32 +179,3 @@ class _Search:
         if len(self._best) > self._top:
             self._best.pop()
             self._rejected[Reason.SLOWER] += 1
-
-
-def _cut(blocks: int, num_stages: int, prices: Prices, switch: int, grid: Grid) -> tuple[int, ...]:
-    """Return the blocks of each stage."""
-    if grid.switches[switch].equal:
-        cut = equal_cut(blocks, num_stages)
-        assert cut is not None, "an equal cut that does not divide was left in the grid"
-        return cut
-    block = float(prices.block_s[:, switch].sum())
-    embedding, head = (float(part[:, switch].sum()) / block for part in (prices.embedding_s, prices.head_s))
-    return cut_by_cost(blocks, num_stages, embedding=embedding, head=head)
-
-
-def _closest(shape: ModelShape, pricing: Pricing, bounded: list[_Bounded]) -> Estimate | None:
-    """Return, of the layouts with the least memory by their bounds, the one that needs least; None without any."""
-    found: list[tuple[float, int, _Place]] = []
-    for number, each in enumerate(bounded):
-        memory = each.bounds.memory_bytes
-        for index in np.argsort(memory, axis=None)[:_CANDIDATES].tolist():
-            variant, b, switch = (int(i) for i in np.unravel_index(index, memory.shape))
-            if np.isfinite(memory[variant, b, switch]):
-                found.append((float(memory[variant, b, switch]), number, (variant, b, switch)))
-    estimates = []
-    for _, number, (variant, b, switch) in sorted(found)[:_CANDIDATES]:
-        each = bounded[number]
-        cut = _cut(shape.num_blocks, each.traits[variant].num_stages, each.prices_of(variant, b), switch, each.grid)
-        with suppress(UsageError):  # a schedule that cannot take so few micro-batches
-            estimates.append(pricing.estimate(each.grid.layout((variant, b, switch), cut)))
-    return min(estimates, key=lambda one: one.peak_bytes, default=None)

@@ -18,6 +18,7 @@ from chimera.ir.action import Kind
 from chimera.ir.costs import StageCosts
 from chimera.ir.memory import peak_activations
 from chimera.ir.schedule import Placement, Schedule
+from chimera.plan.cutting import holders
 from chimera.plan.search.paths import counted_path
 from chimera.plan.search.variants import Variant
 from chimera.simulate import simulate
@@ -71,6 +72,7 @@ class Traits:
         whole: whether backwards are whole: they keep a rank waiting for as long at the end as at the start.
         microbatches: of the step that the ranks' peaks are of.
         ranks: kinds of ranks.
+        holders: for each stage, the ranks that hold it.
     """
 
     num_stages: int
@@ -80,6 +82,7 @@ class Traits:
     whole: bool
     microbatches: int
     ranks: tuple[RankKind, ...]
+    holders: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,13 +137,16 @@ def skeleton(variant: Variant, ranks: int, microbatches: int) -> Skeleton:
     short = period + microbatches % period
     base, one = (skeleton(variant, ranks, m) for m in (short, short + period))
     times = (microbatches - short) / period
+    held, more = base.peak_stages, one.peak_stages - base.peak_stages
+    if more.any():  # breadth-first schedules hold more with every period, unequal groups only until they are even
+        third = _peak_stages(variant.build(ranks, short + 2 * period))
+        held, more = (held, more) if np.allclose(third - one.peak_stages, more) else (one.peak_stages, 0.0 * more)
     return replace(
         one,
         paths=base.paths + times * (one.paths - base.paths),
         hops=base.hops + times * (one.hops - base.hops),
         microbatches=microbatches,
-        # Only breadth-first schedules hold more with every micro-batch.
-        peak_stages=base.peak_stages + times * (one.peak_stages - base.peak_stages),
+        peak_stages=held + times * more,
     )
 
 
@@ -160,8 +166,13 @@ def _of(schedule: Schedule) -> Skeleton:
         routes=len(placement.routes),
         first_stage=holds.argmax(axis=1),
         holds=holds,
-        peak_stages=np.array(peak_activations(schedule)) * placement.num_stages / placement.num_ranks,
+        peak_stages=_peak_stages(schedule),
     )
+
+
+def _peak_stages(schedule: Schedule) -> NDArray[np.float64]:
+    """Return the most stages' activations that each rank holds at once."""
+    return np.array(peak_activations(schedule)) * schedule.num_stages / schedule.num_ranks
 
 
 def _traits(schedule: Schedule) -> Traits:
@@ -176,6 +187,7 @@ def _traits(schedule: Schedule) -> Traits:
         whole=bool((schedule.table.kind == Kind.B).any()),
         microbatches=schedule.num_microbatches,
         ranks=_rank_kinds(schedule),
+        holders=holders(placement),
     )
 
 
@@ -195,9 +207,9 @@ def _costs(num_stages: int, ratio: tuple[float, float, float]) -> StageCosts:
 def _rank_kinds(schedule: Schedule) -> tuple[RankKind, ...]:
     placement = schedule.placement
     peaks: dict[tuple[int, int, int], float] = {}
-    for rank, peak in enumerate(peak_activations(schedule)):
+    for rank, peak in enumerate(_peak_stages(schedule).tolist()):
         key = _stages(placement, rank)
-        peaks[key] = max(peaks.get(key, 0.0), peak * placement.num_stages / placement.num_ranks)
+        peaks[key] = max(peaks.get(key, 0.0), peak)
     return tuple(RankKind(*key, peak) for key, peak in sorted(peaks.items()))
 
 

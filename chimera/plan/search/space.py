@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chimera.errors import ConfigError, nearest_names
+from chimera.plan.divisors import divisors
 from chimera.plan.hardware import Cluster
 from chimera.plan.layout import RECOMPUTES, Layout, Recompute
-from chimera.plan.search.divisors import divisors
 from chimera.plan.search.pricing import Choices
 from chimera.plan.search.variants import Variant, variants
 from chimera.plan.shape import ModelShape
@@ -41,6 +41,7 @@ class Reason(StrEnum):
     BATCH = "with a d that does not divide the batch"
     SCHEDULE = "of schedules that cannot take the sizes"
     SEARCHED = "with too many ranks to search an order for"
+    EQUAL = "with stages that cannot have equal numbers of blocks"
     SAME = "the same as others"
     MEMORY = "that do not fit into memory"
     BOUND = "that cannot beat these, by their bounds"
@@ -166,8 +167,8 @@ class Grid:
         """Return whether the cut is an equal one, over [b, switch]."""
         return np.array([[switch.equal for switch in self.switches]])
 
-    def layout(self, place: tuple[int, int, int], cut: tuple[int, ...]) -> Layout:
-        """Return the layout at [variant, b, switch]; ``cut`` is given where its stages differ."""
+    def layout(self, place: tuple[int, int, int], cut: tuple[int, ...] | None) -> Layout:
+        """Return the layout at [variant, b, switch] with this cut, or with the estimate's where it is None."""
         variant, size, switch = self.variants[place[0]], self.microbatch[place[1]], self.switches[place[2]]
         return Layout(
             tensor=self.tensor,
@@ -183,7 +184,7 @@ class Grid:
             recompute=_MODES[switch.recompute],
             sequence_parallel=switch.sequence_parallel,
             sharded=switch.sharded,
-            cut=None if switch.equal else cut,
+            cut=cut,
         )
 
 
@@ -193,7 +194,7 @@ def grids(
     """Yield the grids that divide, t ascending; what does not is counted in ``rejected``."""
     devices = cluster.num_devices
     for tensor in space.tensor or divisors(devices):
-        if tensor > shape.heads:
+        if tensor > shape.heads and space.tensor is None:
             continue  # nobody would ask for it: more ranks than heads
         for pipeline in space.pipeline or divisors(devices // tensor):
             if devices % (tensor * pipeline) or (data := devices // (tensor * pipeline)) not in (space.data or (data,)):
@@ -212,7 +213,7 @@ def _refusal(shape: ModelShape, cluster: Cluster, tensor: int, pipeline: int, si
     """Return why no layout of this t and p can be."""
     if cluster.node_size % tensor:
         return Reason.NODE
-    if any(width % tensor for width in (shape.heads, shape.num_kv_heads, shape.ffn_width)):
+    if shape.undivided(tensor):
         return Reason.HEADS
     if pipeline > shape.num_blocks:
         return Reason.STAGES

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from chimera.ir.schedule import Schedule
-from chimera.plan.search.divisors import divisors
+from chimera.plan.divisors import divisors
 from chimera.schedules import SCHEDULES, build_schedule
 
 __all__ = ["MAX_CHUNKS", "MAX_PAIRS", "MAX_SEARCHED_RANKS", "MAX_WAVES", "SINGLE_RANK", "Variant", "variants"]
