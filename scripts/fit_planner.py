@@ -41,7 +41,7 @@ from chimera.plan.tables import MeasuredRow, inconsistent, measured_table, publi
 
 ROOT = Path(__file__).parents[1]
 VARIED = {
-    "megatron-2021": ("matrix_factor", "hop_factor"),
+    "megatron-2021": ("matrix_factor",),
     "megatron-2022": ("matrix_factor",),
     "megatron-deepspeed": ("matrix_factor", "hop_factor"),
     "single-node": ("matrix_factor", "unaligned_penalty"),

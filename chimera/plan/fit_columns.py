@@ -145,6 +145,7 @@ def row_columns(rows: Sequence[MeasuredRow], rates: Sequence[Rates], software: M
             tensor=np.array([float(rows[i].layout.tensor) for i in first]),
             sequence_parallel=np.array([float(rows[i].layout.sequence_parallel) for i in first]),
             recompute=np.array([float(RECOMPUTE_CODES[rows[i].layout.recompute]) for i in first]),
+            accumulated_bytes=np.array([software[rows[i].software].accumulated_bytes for i in first]),
         ),
         vocab=np.array([float(vocabs[i]) for i in first]),
         distinct=distinct,

@@ -109,6 +109,7 @@ def read_software(name: str | Path) -> Software:
         fused_attention=data["fused_attention"],
         gradient_bytes=_number(data, "gradient_bytes", where),
         reduced_bytes=_number(data, "reduced_bytes", where),
+        accumulated_bytes=_number(data, "accumulated_bytes", where, or_zero=True),
         overlaps_reduction=data["overlaps_reduction"],
         message_bytes_per_s=None if given is None else _number(data, "message_bytes_per_s", where),
         constants=_constants(data, where),
@@ -204,10 +205,11 @@ def _string(data: Mapping[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _number(data: Mapping[str, Any], key: str, where: str) -> float:
+def _number(data: Mapping[str, Any], key: str, where: str, *, or_zero: bool = False) -> float:
     value = data[key]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > 0 and math.isfinite(value)):
-        raise FormatError(f"{where}: {key} is {shown(value)}; needed: a number above 0")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or value < 0 or (value == 0 and not or_zero):
+        raise FormatError(f"{where}: {key} is {shown(value)}; needed: a number {'from' if or_zero else 'above'} 0")
     return float(value)
 
 

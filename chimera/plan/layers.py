@@ -11,6 +11,7 @@ import numpy as np
 from chimera.plan.activations import FULL, SELECTIVE
 from chimera.plan.dims import Dims, Number
 from chimera.plan.kernels import Rates, alignment, all_reduce_s, host_bound, memory_s, product_s, waiting_s
+from chimera.plan.parameters import block_parameters
 
 __all__ = ["LayerTimes", "Sharing", "block_times", "embedding_times", "head_times"]
 
@@ -36,6 +37,7 @@ class Sharing(NamedTuple):
         recompute: a code of ``activations``.
         matrix_factor: how fast the code base's products are against the device's calibration.
         unaligned_penalty: of a product with an odd width.
+        accumulated_bytes: that adding one gradient to those of earlier micro-batches moves.
     """
 
     microbatch: Number
@@ -44,6 +46,7 @@ class Sharing(NamedTuple):
     recompute: Number
     matrix_factor: Number = 1.0
     unaligned_penalty: Number = 2.0
+    accumulated_bytes: Number = 0.0
 
 
 class LayerTimes(NamedTuple):
@@ -84,7 +87,8 @@ def block_times(rates: Rates, dims: Dims, sharing: Sharing, *, fused_attention: 
         + memory_s(rates, moved.backward, 18)
         + memory_s(rates, moved.scores_grad, 3)
     )
-    weight_grad = products.weight_grad / faster
+    accumulated = block_parameters(dims).per_rank(t) * sharing.accumulated_bytes
+    weight_grad = products.weight_grad / faster + accumulated / rates.memory_rate
     recomputed = np.where(again, forward, np.where(core_again, core_s, 0.0))
     operations = _BLOCK_BACKWARD_OPERATIONS + np.where(
         again, _BLOCK_FORWARD_OPERATIONS, np.where(core_again, _CORE_OPERATIONS, 0.0)
@@ -136,6 +140,7 @@ def head_times(rates: Rates, dims: Dims, sharing: Sharing, *, vocab: Number, tra
     forward = product_s(rates, tokens, words, h) * slower
     input_grad = product_s(rates, tokens, h, words) * slower
     weight_grad = product_s(rates, words, h, tokens) * slower
+    weight_grad = weight_grad + words * h * sharing.accumulated_bytes / rates.memory_rate
     if transform:
         square = product_s(rates, tokens, h, h) / sharing.matrix_factor
         forward, input_grad, weight_grad = forward + square, input_grad + square, weight_grad + square

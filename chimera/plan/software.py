@@ -29,6 +29,8 @@ class Software:
         fused_attention: whether scores never reach memory.
         gradient_bytes: of one accumulated gradient, in memory.
         reduced_bytes: of one gradient in the reduction over replicas.
+        accumulated_bytes: that adding one gradient to those of earlier micro-batches moves in an operation of its own;
+            0 where the product that makes the gradient adds it.
         overlaps_reduction: whether gradients are reduced while the pipeline drains, or after it.
         message_bytes_per_s: what messages between stages reach, where they take their bytes over one given rate
             whatever the links are; None where the links decide.
@@ -44,6 +46,7 @@ class Software:
     fused_attention: bool
     gradient_bytes: float
     reduced_bytes: float
+    accumulated_bytes: float
     overlaps_reduction: bool
     message_bytes_per_s: float | None
     constants: Mapping[str, Constant]

@@ -89,6 +89,7 @@ class StagedLayout:
             recompute=float(RECOMPUTE_CODES[layout.recompute]),
             matrix_factor=software.constant("matrix_factor"),
             unaligned_penalty=software.constant("unaligned_penalty"),
+            accumulated_bytes=software.accumulated_bytes,
         )
         stacks, vocab = dims_of(shape), software.vocab(shape.vocab, layout.tensor)
         times = measured or model_times(

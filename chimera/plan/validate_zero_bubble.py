@@ -60,7 +60,14 @@ def zero_bubble_times() -> TableResult:
     for printed in read_columns("zero-bubble"):
         shape, microbatch, _ = _ZERO_BUBBLE_SHAPES[printed["model"]]
         cluster = cluster_of(device, SELENE, int(printed["pp"]))
-        sharing = Sharing(float(microbatch), 1.0, 0.0, 0.0, software.constant("matrix_factor"))
+        sharing = Sharing(
+            float(microbatch),
+            1.0,
+            0.0,
+            0.0,
+            software.constant("matrix_factor"),
+            accumulated_bytes=software.accumulated_bytes,
+        )
         stacks = dims_of(shape)
         vocab = software.vocab(shape.vocab, 1)
         times = model_times(software.rates(cluster), stacks, sharing, vocab=float(vocab))

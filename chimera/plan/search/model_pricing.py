@@ -170,6 +170,7 @@ class _Work:
             recompute=self.choices.recompute.astype(np.float64),
             matrix_factor=self.software.constant("matrix_factor"),
             unaligned_penalty=self.software.constant("unaligned_penalty"),
+            accumulated_bytes=self.software.accumulated_bytes,
         )
         modelled = model_times(
             self.rates,
