@@ -86,8 +86,9 @@ def test_interleaving_gains_less_the_larger_the_batch():
         chunked = best(shape, 96, batch, schedules=("interleaved",), chunks=(2, 4), **sizes)
         gains.append(plain.step_s / chunked.step_s)
     assert gains == sorted(gains, reverse=True)
-    assert gains[0] > 1.2
-    assert 1.0 < gains[-1] < 1.1
+    # The chart's 119 against 81 and 147 against 136 TFLOP/s.
+    assert gains[0] == pytest.approx(119 / 81, rel=0.1)
+    assert gains[-1] == pytest.approx(147 / 136, rel=0.05)
 
 
 def test_recomputation_is_needed_once_the_pipeline_is_full():
