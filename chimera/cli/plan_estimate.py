@@ -53,6 +53,7 @@ def plan_estimate(
     device: str = "a100-80",
     nodes_of: _Count = None,
     network: _Rate = None,
+    adapters: _Count = None,
     software: software_option = DEFAULT_SOFTWARE,
     costs: FileOption = None,
     json: Flag = False,
@@ -80,6 +81,8 @@ def plan_estimate(
         device: a device's name, or a FILE.json
         nodes_of: devices of one node (default: as many as the device's own link joins)
         network: GB/s that all devices of a node together send to other nodes (default: the device's usual machine)
+        adapters: network adapters of a node; fewer than its devices where they share them (default: the device's usual
+            machine)
         software: a code base's name, or a FILE.json
         costs: a costs FILE of a run of this layout (seconds per stage) in place of modelled times
         json: print a JSON document instead
@@ -104,6 +107,7 @@ def plan_estimate(
         count,
         node_size=nodes_of,
         network_bytes_per_s=None if network is None else network * 1e9,
+        adapters=adapters,
     )
     code = read_software(software)
     made = estimate(

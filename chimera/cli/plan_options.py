@@ -46,6 +46,8 @@ class _Cluster:
     """devices of one node (default: as many as the device's own link joins)"""
     network: _Rate = None
     """GB/s that all devices of a node together send to other nodes (default: the device's usual machine)"""
+    adapters: _Count = None
+    """network adapters of a node; fewer than its devices where they share them (default: the device's usual machine)"""
 
     def resolve(self) -> Cluster:
         """Return the cluster.
@@ -61,6 +63,7 @@ class _Cluster:
             self.gpus,
             node_size=self.nodes_of,
             network_bytes_per_s=None if self.network is None else self.network * 1e9,
+            adapters=self.adapters,
         )
 
 

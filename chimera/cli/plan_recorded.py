@@ -44,6 +44,7 @@ def recorded_run(path: Path, config: Path, shape: ModelShape, cluster: Cluster, 
         layout.num_devices,
         node_size=min(cluster.node_size, layout.num_devices),
         network_bytes_per_s=cluster.network_link.bytes_per_s * min(cluster.node_size, layout.num_devices),
+        adapters=min(cluster.adapters, layout.num_devices),
     )
     if path.suffix == _METRICS:
         layers = layers_of_steps(recorded_step_s(path), shape, layout, where, software)

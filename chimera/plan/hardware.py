@@ -148,6 +148,8 @@ class Cluster:
         for option, value in (("gpus", self.num_devices), ("nodes-of", self.node_size)):
             if not 1 <= value <= _MOST_DEVICES:
                 raise ConfigError(f"--{option} {value}: needed: a whole number from 1 to {_MOST_DEVICES:,}")
+        if self.adapters < 1:
+            raise ConfigError(f"--adapters {self.adapters}: needed: at least 1 of each node")
         if self.num_devices > self.node_size and self.num_devices % self.node_size:
             lower = self.num_devices // self.node_size * self.node_size
             raise ConfigError(

@@ -58,6 +58,14 @@ def test_a_cluster_is_whole_nodes():
         Cluster.of(A100, 12)
 
 
+def test_a_node_has_an_adapter():
+    """Fewer than one is refused; without a number it has its usual machine's, at most one a device."""
+    with pytest.raises(ConfigError, match="--adapters 0"):
+        Cluster.of(A100, 16, adapters=0)
+    assert [Cluster.of(A100, 16, adapters=given).adapters for given in (None, 4)] == [8, 4]
+    assert Cluster.of(A100, 4).adapters == 4
+
+
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_a_folded_step_is_the_whole_step(name):
     """Makespan and peaks of a long step, its steady state repeated, are within 0.1 % of the full simulation."""
