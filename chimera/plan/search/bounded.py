@@ -20,7 +20,7 @@ from chimera.plan.hardware import Cluster
 from chimera.plan.layout import Layout
 from chimera.plan.search.bounds import Bounds, quick
 from chimera.plan.search.pricing import Prices, Pricing
-from chimera.plan.search.skeleton import Traits, traits
+from chimera.plan.search.skeleton import Traits, num_stages, traits
 from chimera.plan.search.space import Grid, Reason, SearchSpace, grids
 from chimera.plan.search.variants import MAX_SEARCHED_RANKS
 from chimera.plan.shape import ModelShape
@@ -131,14 +131,13 @@ def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Re
             rejected[Reason.SEARCHED] += each
             continue
         try:
-            found = traits(variant, grid.pipeline)
+            if num_stages(variant, grid.pipeline) > shape.num_blocks:
+                rejected[Reason.STAGES] += each
+                continue
+            known.append(traits(variant, grid.pipeline))
         except UsageError:
             rejected[Reason.SCHEDULE] += each
             continue
-        if found.num_stages > shape.num_blocks:
-            rejected[Reason.STAGES] += each
-            continue
-        known.append(found)
         kept.append(variant)
     if not kept:
         return None

@@ -6,6 +6,7 @@ like the simulated ones. So a schedule is simulated once, for several typical ra
 candidates as an array. It knows no model and no device.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -24,7 +25,7 @@ from chimera.plan.search.variants import Variant
 from chimera.schedules import SCHEDULES
 from chimera.simulate import simulate
 
-__all__ = ["RankKind", "Skeleton", "Traits", "skeleton", "traits"]
+__all__ = ["RankKind", "Skeleton", "Traits", "num_stages", "skeleton", "traits"]
 
 _CACHED: Final = 20_000
 
@@ -108,6 +109,18 @@ class Skeleton:
     paths: NDArray[np.float64]
     hops: NDArray[np.float64]
     peak_stages: NDArray[np.float64]
+
+
+def num_stages(variant: Variant, ranks: int) -> int:
+    """Return the stages, from a step of one micro-batch where that can be: one with too many is not built for more.
+
+    Raises:
+        UsageError: the schedule cannot take so many ranks.
+    """
+    if not SCHEDULES[variant.schedule].searched:  # the order of one micro-batch takes a search too
+        with suppress(UsageError):
+            return variant.build(ranks, 1).num_stages
+    return traits(variant, ranks).num_stages
 
 
 @lru_cache(maxsize=_CACHED)
