@@ -191,16 +191,18 @@ def _with_weight_grads_where_idle(
     waiting: list[deque[Action]] = [deque() for _ in orders]
     held = [0] * len(orders)
     done: set[tuple[Phase, int, int | None]] = set()
+    needed = [_needed(order, num_stages) for order in orders]
     while any(orders) or any(waiting):
         slot: list[Action] = []
         for rank, order in enumerate(orders):
             free = bool(order) and (order[0].kind is Kind.I or held[rank] < most)
-            if free and all((*need, order[0].microbatch) in done for need in needs(order[0], num_stages)):
+            if free and done.issuperset(needed[rank]):
                 action = order.popleft()
+                needed[rank] = _needed(order, num_stages)
                 if action.kind is Kind.F:
                     held[rank] += 1
                 else:
-                    waiting[rank].append(action._replace(kind=Kind.W))
+                    waiting[rank].append(Action(Kind.W, action.stage, action.microbatch))
             elif waiting[rank]:
                 action = waiting[rank].popleft()
                 held[rank] -= 1
@@ -211,6 +213,11 @@ def _with_weight_grads_where_idle(
         assert slot, "a building block whose order needs more memory than its limit"
         done.update((PHASES[kind], stage, microbatch) for kind, stage, microbatch in slot)
     return tuple(map(tuple, programs))
+
+
+def _needed(order: deque[Action], num_stages: int) -> list[tuple[Phase, int, int | None]]:
+    """Return what the next of an order waits for; asked once for each action, however many slots it waits."""
+    return [(*need, order[0].microbatch) for need in needs(order[0], num_stages)] if order else []
 
 
 def _on_the_v(name: str, ranks: int, microbatches: int, programs: tuple[tuple[Action, ...], ...]) -> Schedule:

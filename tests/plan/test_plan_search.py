@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chimera.errors import ChimeraError, ConfigError, InfeasibleError
+from chimera.errors import ChimeraError, ConfigError, InfeasibleError, UsageError
 from chimera.ir.memory import peak_activations
 from chimera.plan.cutting import cut_by_cost, equal_cut
 from chimera.plan.hardware import Cluster
@@ -18,7 +18,7 @@ from chimera.plan.layout import RECOMPUTES, Layout
 from chimera.plan.partition import partition
 from chimera.plan.planning import plan
 from chimera.plan.search.bounded import prices_by_routes
-from chimera.plan.search.bounds import tight
+from chimera.plan.search.bounds import placed, tight
 from chimera.plan.search.model_pricing import ModelPricing
 from chimera.plan.search.paths import counted_path
 from chimera.plan.search.searching import search_layouts
@@ -114,25 +114,34 @@ def layouts_of(grid, blocks):
 
 
 def test_bounds_are_below_the_estimates_and_near_them():
-    """No estimate is faster or smaller than its bound, and the skeleton's bound misses little of a step."""
+    """No estimate is faster or smaller than its bounds; the cuts' bound misses little of a step, the skeleton's less.
+
+    Of few micro-batches a searched order splits backwards that it keeps whole where there are more.
+    """
     cluster = cluster_of(4)
     pricing = pricing_of(SMALL, cluster)
-    space = SearchSpace(tensor=(1,), pipeline=(4,), microbatch=(2,), recompute=("none", "full"))
+    space = SearchSpace(tensor=(1,), pipeline=(4,), microbatch=(2, 16), recompute=("none", "full"))
     shares = []
     for grid in grids(SMALL, cluster, global_batch=32, space=space, rejected=Counter()):
         known = [traits(variant, grid.pipeline) for variant in grid.variants]
         prices = prices_by_routes(pricing, grid, known)
         for (v, b, s), layout in layouts_of(grid, SMALL.num_blocks):
-            estimate = pricing.estimate(layout)
+            try:
+                estimate = pricing.estimate(layout)
+            except UsageError:  # a schedule that cannot take so few micro-batches
+                continue
             cut = np.array([equal_cut(SMALL.num_blocks, known[v].num_stages)])
             found = skeleton(grid.variants[v], grid.pipeline, layout.microbatches)
             one = prices[known[v].routes].at(b, [s])
-            bound = tight(found, one, cut, chunks=layout.chunks or 1)
-            assert bound.time_s[0] <= estimate.step_s * (1 + 1e-9), layout
+            chunks = layout.chunks or 1
+            bound = tight(found, known[v], one, cut, chunks=chunks)
+            least = placed(known[v], one, cut, chunks=chunks, microbatches=layout.microbatches)
+            time = max(bound.time_s[0], least[0])
+            assert time <= estimate.step_s * (1 + 1e-9), layout
             assert bound.memory_bytes[0] <= estimate.peak_bytes, layout
-            shares.append(bound.time_s[0] / estimate.step_s)
+            shares.append((least[0] / estimate.step_s, time / estimate.step_s))
     assert len(shares) > 40
-    assert np.median(shares) > 0.95
+    assert (np.median(shares, axis=0) > (0.85, 0.95)).all()
 
 
 def test_the_search_finds_what_estimating_every_layout_finds():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from chimera.errors import UsageError
 from chimera.plan.cutting import cut_by_cost, equal_cut
@@ -19,7 +20,7 @@ from chimera.plan.hardware import Cluster
 from chimera.plan.layout import Layout
 from chimera.plan.search.bounds import Bounds, quick
 from chimera.plan.search.pricing import Prices, Pricing
-from chimera.plan.search.skeleton import Traits, traits
+from chimera.plan.search.skeleton import Traits, num_stages, traits
 from chimera.plan.search.space import Grid, Reason, SearchSpace, grids
 from chimera.plan.search.variants import MAX_SEARCHED_RANKS
 from chimera.plan.shape import ModelShape
@@ -45,7 +46,7 @@ class BoundedGrid:
         traits: [variant].
         prices: over [b, switch], for each number of routes.
         bounds: over [variant, b, switch].
-        refined: [variant, b] that a skeleton has bounded.
+        placed: [variant, b] whose cuts have been made.
     """
 
     grid: Grid
@@ -54,7 +55,7 @@ class BoundedGrid:
     traits: tuple[Traits, ...]
     prices: Mapping[int, Prices]
     bounds: Bounds
-    refined: set[tuple[int, int]] = field(default_factory=set)
+    placed: set[tuple[int, int]] = field(default_factory=set)
     _cuts: dict[tuple[int, float, float], tuple[int, ...]] = field(default_factory=dict)
 
     def prices_of(self, variant: int, b: int) -> Prices:
@@ -76,6 +77,10 @@ class BoundedGrid:
         if key not in self._cuts:
             self._cuts[key] = cut_by_cost(self.num_blocks, known.holders, embedding=embedding, head=head)
         return self._cuts[key]
+
+    def cuts(self, variant: int, b: int, switches: Sequence[int]) -> NDArray[np.int64]:
+        """Return the cuts over [switch, stage]."""
+        return np.array([self.cut((variant, b, switch)) for switch in switches], np.int64)
 
     def layout(self, place: Place) -> Layout:
         """Return the layout at a place.
@@ -126,14 +131,13 @@ def _bound(shape: ModelShape, grid: Grid, pricing: Pricing, rejected: Counter[Re
             rejected[Reason.SEARCHED] += each
             continue
         try:
-            found = traits(variant, grid.pipeline)
+            if num_stages(variant, grid.pipeline) > shape.num_blocks:
+                rejected[Reason.STAGES] += each
+                continue
+            known.append(traits(variant, grid.pipeline))
         except UsageError:
             rejected[Reason.SCHEDULE] += each
             continue
-        if found.num_stages > shape.num_blocks:
-            rejected[Reason.STAGES] += each
-            continue
-        known.append(found)
         kept.append(variant)
     if not kept:
         return None

@@ -1,8 +1,9 @@
 """Lower bounds on the time and the memory of many layouts at once.
 
-``quick`` needs a schedule's placement alone and serves whole grids of choices; ``tight`` takes the critical paths of
-its skeleton, and is as good as a simulation where stages cost what a simulation would charge. Neither rejects a layout
-that could win: work cannot be done faster than its ranks do it, nor before their inputs can be there.
+``quick`` needs a schedule's placement alone and serves whole grids of choices; ``placed`` takes the cuts too, so that
+stages cost what they will; ``tight`` takes the critical paths of the schedule's skeleton, and is as good as a
+simulation where stages cost what a simulation would charge. None rejects a layout that could win: work cannot be done
+faster than its ranks do it, nor before their inputs can be there.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from chimera.plan.search.pricing import Floats, Prices
 from chimera.plan.search.skeleton import Skeleton, Traits
 
-__all__ = ["Bounds", "quick", "tight"]
+__all__ = ["Bounds", "placed", "quick", "tight"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,19 +69,22 @@ def quick(
 
 
 class _Sums(NamedTuple):
-    """Times of F, I and W together, and bytes of all states; over the choices."""
+    """Times of F, I and W together, of all F and I, and bytes of all states; over the choices."""
 
     block: Floats
     embedding: Floats
     head: Floats
     whole: Floats
+    through: Floats
     states: Floats
 
     @classmethod
     def of(cls, prices: Prices, blocks: int) -> "_Sums":
         block, embedding, head = (part.sum(axis=0) for part in (prices.block_s, prices.embedding_s, prices.head_s))
         states = blocks * prices.block_state_bytes + prices.embedding_state_bytes + prices.head_state_bytes
-        return cls(block, embedding, head, blocks * block + embedding + head, states)
+        whole = blocks * block + embedding + head
+        outward = blocks * prices.block_s[2] + prices.embedding_s[2] + prices.head_s[2]
+        return cls(block, embedding, head, whole, whole - outward, states)
 
 
 def _quick_of_one(
@@ -94,7 +98,7 @@ def _quick_of_one(
     microbatches: NDArray[np.int64],
     equal: NDArray[np.bool_],
 ) -> Bounds:
-    block, embedding, head, whole, states = sums
+    block, embedding, head, whole, through, states = sums
     level = _level(traits, sums, pipeline)
     # A cut by cost leaves no rank more than a block below the level, and stages of a rank differ by a block.
     per_stage = pipeline / traits.num_stages
@@ -122,7 +126,13 @@ def _quick_of_one(
     waits = filled * (block if traits.whole else prices.block_s[0])
     waits = waits + traits.fill * (1 + traits.whole) * prices.hop_s
     fewest = np.where(equal, middle, 1.0)
-    time = np.maximum(busiest, np.where(equal, even, least) + waits) + prices.tail_s + fewest * prices.block_reduce_s
+    # Every micro-batch goes through all stages and back.
+    alone = (whole if traits.whole else through) + 2 * traits.hops * prices.hop_s
+    time = (
+        np.maximum(np.maximum(busiest, alone), np.where(equal, even, least) + waits)
+        + prices.tail_s
+        + fewest * prices.block_reduce_s
+    )
     filling = np.minimum(1.0, microbatches / traits.microbatches)
     memory = np.maximum(_memory(traits, prices, middle, equal, filling), states * (traits.routes / pipeline))
     return Bounds(time, memory)
@@ -171,32 +181,67 @@ def _held_up(prices: Prices, chunks: int) -> Floats:
     return prices.hop_s * (chunks - 1) / chunks
 
 
-def tight(skeleton: Skeleton, prices: Prices, cuts: NDArray[np.int64], *, chunks: int) -> Bounds:
+def placed(traits: Traits, prices: Prices, cuts: NDArray[np.int64], *, chunks: int, microbatches: int) -> Floats:
+    """Return the least time of choices of one placement and m, whatever the order.
+
+    Args:
+        traits: of the schedule.
+        prices: over [choice].
+        cuts: [choice, stage], blocks of each stage.
+        chunks: v of the schedule.
+        microbatches: m.
+    """
+    forward, inward, outward = _priced(prices, cuts, chunks)
+    back = inward + outward if traits.whole else inward
+    both = forward + back
+    alone = both.sum(axis=-1) + 2 * traits.hops * prices.hop_s
+    # Nothing is on a rank before its first stage can start; behind its last gradient all stages before that one follow.
+    hops = traits.hops_before * prices.hop_s[:, None]
+    starts, ends = (_before(times)[:, traits.first_stage] + hops for times in (forward, back))
+    share = microbatches // traits.routes
+    holds = traits.holds.T.astype(np.float64)
+    through = starts + share * (both @ holds) + ends
+    busy = starts + share * ((forward + inward + outward) @ holds)
+    least = np.maximum(alone, np.maximum(through, busy).max(axis=-1))
+    return np.asarray(least + _tail(prices, cuts))
+
+
+def tight(skeleton: Skeleton, traits: Traits, prices: Prices, cuts: NDArray[np.int64], *, chunks: int) -> Bounds:
     """Bound choices of one schedule, p and m.
 
     Args:
         skeleton: of the schedule.
+        traits: of the schedule.
         prices: over [choice].
-        chunks: v of the schedule.
         cuts: [choice, stage], blocks of each stage.
+        chunks: v of the schedule.
     """
-    # Over kinds, choices and stages.
-    priced = prices.block_s[..., None] * cuts
-    priced[:2] += _held_up(prices, chunks)[:, None]
-    priced[..., 0] += prices.embedding_s
-    priced[..., -1] += prices.head_s
+    priced = _priced(prices, cuts, chunks)
     paths = np.einsum("pks,kcs->pc", skeleton.paths, priced) + skeleton.hops[:, None] * prices.hop_s
     state = cuts * prices.block_state_bytes[:, None]
     state[:, 0] += prices.embedding_state_bytes
     state[:, -1] += prices.head_state_bytes
     kept = cuts * prices.block_bytes[:, None]
     kept[:, -1] += prices.head_bytes
-    held = skeleton.peak_stages * np.where(skeleton.holds, kept[:, None, :], np.inf).min(axis=-1)
-    memory = state @ skeleton.holds.T + held
-    # Where stages differ the heaviest rank counts, whichever path is critical among equal ones.
-    started = np.cumsum(priced[0], axis=-1) - priced[0]
-    share = skeleton.microbatches // skeleton.routes
-    busy = started[:, skeleton.first_stage] + share * (priced.sum(axis=0) @ skeleton.holds.T)
-    least = np.maximum(paths.max(axis=0), busy.max(axis=-1))
-    tail = prices.tail_s + cuts.min(axis=-1) * prices.block_reduce_s
-    return Bounds(least + tail, memory.max(axis=-1))
+    held = skeleton.peak_stages * np.where(traits.holds, kept[:, None, :], np.inf).min(axis=-1)
+    memory = state @ traits.holds.T + held
+    return Bounds(paths.max(axis=0) + _tail(prices, cuts), memory.max(axis=-1))
+
+
+def _priced(prices: Prices, cuts: NDArray[np.int64], chunks: int) -> Floats:
+    """Return the times of stages, [kind F I W, choice, stage]."""
+    priced = prices.block_s[..., None] * cuts
+    priced[:2] += _held_up(prices, chunks)[:, None]
+    priced[..., 0] += prices.embedding_s
+    priced[..., -1] += prices.head_s
+    return priced
+
+
+def _before(times: Floats) -> Floats:
+    """Return the sum over all stages before each, [choice, stage]."""
+    return np.asarray(np.cumsum(times, axis=-1) - times)
+
+
+def _tail(prices: Prices, cuts: NDArray[np.int64]) -> Floats:
+    """Return what follows the last gradient at least."""
+    return np.asarray(prices.tail_s + cuts.min(axis=-1) * prices.block_reduce_s)

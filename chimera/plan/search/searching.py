@@ -1,14 +1,16 @@
 """The search: all layouts bounded at once, then the most promising simulated until no bound promises more.
 
 Best first. A layout is first known by a bound from its placement, made for whole grids of choices. When that bound is
-the least of all, the schedule's skeleton gives a tighter one to all layouts that share it. When that is the least, the
-layout is simulated. As soon as the k-th best of the simulated beats every bound that is left, the answer is final.
+the least of all, the cuts are made and give a tighter one to all layouts of its schedule, p and m; when the least of
+those is the least of all, the schedule is built and its skeleton gives them a tighter one yet. When that is the least,
+the layout is simulated. As soon as the k-th best of the simulated beats every bound that is left, the answer is final.
 """
 
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from chimera.errors import UsageError
 from chimera.plan.estimate import Estimate
 from chimera.plan.hardware import Cluster
 from chimera.plan.search.bounded import BoundedGrid, Place, bounded_grids, closest
-from chimera.plan.search.bounds import tight
+from chimera.plan.search.bounds import placed, tight
 from chimera.plan.search.pricing import Pricing
 from chimera.plan.search.skeleton import skeleton
 from chimera.plan.search.space import Reason, SearchSpace
@@ -76,6 +78,17 @@ def search_layouts(
     )
 
 
+class _Group(NamedTuple):
+    """Layouts of one schedule, p and m, and their bounds by the cuts: in order of the least."""
+
+    least_s: float
+    number: int
+    variant: int
+    b: int
+    switches: tuple[int, ...]
+    times_s: tuple[float, ...]
+
+
 class _Search:
     """Best-first search over bounded grids."""
 
@@ -85,6 +98,7 @@ class _Search:
         self._bounded = bounded
         self._rejected = rejected
         self._top = top
+        self._groups: list[_Group] = []
         self._waiting: list[tuple[float, int, Place]] = []
         self._best: list[Estimate] = []
 
@@ -94,16 +108,20 @@ class _Search:
         following = next(order, None)
         while True:
             coarse = np.inf if following is None else following[0]
+            middle = self._groups[0].least_s if self._groups else np.inf
             fine = self._waiting[0][0] if self._waiting else np.inf
-            if min(coarse, fine) >= self._limit():
+            if min(coarse, middle, fine) >= self._limit():
                 break
-            if following is not None and coarse <= fine:
-                self._refine(following[1], following[2][:2])
+            if following is not None and coarse <= min(middle, fine):
+                self._place(following[1], following[2][:2])
                 following = next(order, None)
+            elif middle <= fine:
+                self._refine(heapq.heappop(self._groups))
             else:
                 self._simulate(*heapq.heappop(self._waiting)[1:])
-        unrefined = sum(self._unrefined(each) for each in self._bounded)
-        self._rejected[Reason.BOUND] += unrefined + len(self._waiting)
+        unplaced = sum(self._unplaced(each) for each in self._bounded)
+        unrefined = sum(len(group.switches) for group in self._groups)
+        self._rejected[Reason.BOUND] += unplaced + unrefined + len(self._waiting)
         return self._best
 
     def _limit(self) -> float:
@@ -121,46 +139,59 @@ class _Search:
             variant, b, switch = (int(i) for i in np.unravel_index(index - starts[number], shape))
             yield float(times[index]), number, (variant, b, switch)
 
-    def _unrefined(self, each: BoundedGrid) -> int:
+    def _unplaced(self, each: BoundedGrid) -> int:
         left = np.isfinite(each.bounds.time_s)
-        for variant, b in each.refined:
+        for variant, b in each.placed:
             left[variant, b] = False
         return int(left.sum())
 
-    def _refine(self, number: int, group: tuple[int, int]) -> None:
-        """Bound the layouts of one schedule and micro-batch size by the skeleton, once."""
+    def _place(self, number: int, place: tuple[int, int]) -> None:
+        """Bound the layouts of one schedule and micro-batch size by their cuts, once."""
         each = self._bounded[number]
-        if group in each.refined:
+        if place in each.placed:
             return
-        each.refined.add(group)
-        variant, b = group
-        alive = np.flatnonzero(np.isfinite(each.bounds.time_s[group]))
+        each.placed.add(place)
+        variant, b = place
         grid = each.grid
-        if grid.variants[variant].unit == "double" and grid.microbatches(grid.microbatch[b]) <= grid.pipeline:
+        alive = np.flatnonzero(np.isfinite(each.bounds.time_s[place])).tolist()
+        microbatches = grid.microbatches(grid.microbatch[b])
+        if grid.variants[variant].unit == "double" and microbatches <= grid.pipeline:
             # Doubling begins where a unit of p micro-batches ends.
             self._rejected[Reason.SAME] += len(alive)
             return
+        switches = [s for s in alive if not (self._has_equal(each, s) and len(set(each.cut((variant, b, s)))) == 1)]
+        self._rejected[Reason.SAME] += len(alive) - len(switches)
+        if not switches:
+            return
+        times = placed(
+            each.traits[variant],
+            each.prices_of(variant, b).at(switches),
+            each.cuts(variant, b, switches),
+            chunks=grid.variants[variant].chunks or 1,
+            microbatches=microbatches,
+        )
+        times = np.maximum(times, each.bounds.time_s[variant, b, switches])
+        group = _Group(float(times.min()), number, variant, b, tuple(switches), tuple(times.tolist()))
+        heapq.heappush(self._groups, group)
+
+    def _refine(self, group: _Group) -> None:
+        """Bound the layouts of one schedule and micro-batch size by the skeleton."""
+        each = self._bounded[group.number]
+        variant, b, switches = group.variant, group.b, list(group.switches)
+        grid = each.grid
         try:
             found = skeleton(grid.variants[variant], grid.pipeline, grid.microbatches(grid.microbatch[b]))
         except UsageError:
-            self._rejected[Reason.SCHEDULE] += len(alive)
+            self._rejected[Reason.SCHEDULE] += len(switches)
             return
-        prices = each.prices_of(variant, b)
-        cuts = {switch: each.cut((variant, b, switch)) for switch in alive.tolist()}
-        same = [s for s in cuts if len(set(cuts[s])) == 1 and self._has_equal(each, s)]
-        self._rejected[Reason.SAME] += len(same)
-        switches = [switch for switch in cuts if switch not in same]
-        if not switches:
-            return
-        chosen = prices.at(switches)
-        bounds = tight(found, chosen, np.array([cuts[s] for s in switches]), chunks=grid.variants[variant].chunks or 1)
-        floor = each.bounds.time_s[variant, b, switches]
-        for place, switch in enumerate(switches):
-            if bounds.memory_bytes[place] > chosen.usable_bytes[place]:
-                self._rejected[Reason.MEMORY] += 1
-            else:
-                time = max(float(bounds.time_s[place]), float(floor[place]))
-                heapq.heappush(self._waiting, (time, number, (variant, b, switch)))
+        prices = each.prices_of(variant, b).at(switches)
+        cuts = each.cuts(variant, b, switches)
+        bounds = tight(found, each.traits[variant], prices, cuts, chunks=grid.variants[variant].chunks or 1)
+        fits = bounds.memory_bytes <= prices.usable_bytes
+        self._rejected[Reason.MEMORY] += int((~fits).sum())
+        for place in np.flatnonzero(fits).tolist():
+            time = max(float(bounds.time_s[place]), group.times_s[place])
+            heapq.heappush(self._waiting, (time, group.number, (variant, b, switches[place])))
 
     def _has_equal(self, each: BoundedGrid, switch: int) -> bool:
         """Return whether the grid has the equal cut beside this choice of another one."""

@@ -6,6 +6,7 @@ like the simulated ones. So a schedule is simulated once, for several typical ra
 candidates as an array. It knows no model and no device.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -21,9 +22,10 @@ from chimera.ir.schedule import Placement, Schedule
 from chimera.plan.cutting import holders
 from chimera.plan.search.paths import counted_path
 from chimera.plan.search.variants import Variant
+from chimera.schedules import SCHEDULES
 from chimera.simulate import simulate
 
-__all__ = ["RankKind", "Skeleton", "Traits", "skeleton", "traits"]
+__all__ = ["RankKind", "Skeleton", "Traits", "num_stages", "skeleton", "traits"]
 
 _CACHED: Final = 20_000
 
@@ -60,7 +62,7 @@ class RankKind:
     peak_stages: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Traits:
     """What a placement says, whatever the order and the number of micro-batches.
 
@@ -69,10 +71,15 @@ class Traits:
         routes: routes through the ranks.
         fill: stages that run before the rank that starts last can start.
         late: of such a rank, stages, and how many of them are the first and the last stage.
-        whole: whether backwards are whole: they keep a rank waiting for as long at the end as at the start.
+        whole: whether all backwards are whole, for any number of micro-batches: they keep a rank waiting for as long at
+            the end as at the start.
         microbatches: of the step that the ranks' peaks are of.
         ranks: kinds of ranks.
         holders: for each stage, the ranks that hold it.
+        holds: [rank, stage], whether a rank holds a stage's weights.
+        first_stage: [rank], the earliest stage that it holds.
+        hops_before: [rank], fewest messages on the way to such a rank.
+        hops: fewest messages on the way through all stages.
     """
 
     num_stages: int
@@ -83,6 +90,10 @@ class Traits:
     microbatches: int
     ranks: tuple[RankKind, ...]
     holders: tuple[tuple[int, ...], ...]
+    holds: NDArray[np.bool_]
+    first_stage: NDArray[np.int64]
+    hops_before: NDArray[np.int64]
+    hops: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,20 +103,24 @@ class Skeleton:
     Attributes:
         paths: [path, kind F I W, stage], computations of each path.
         hops: [path], messages on each path.
-        microbatches: m.
-        routes: routes through the ranks.
-        first_stage: [rank], the earliest stage that it holds.
-        holds: [rank, stage], whether a rank holds a stage's weights.
         peak_stages: [rank], most stages' activations that it holds at once.
     """
 
     paths: NDArray[np.float64]
     hops: NDArray[np.float64]
-    microbatches: int
-    routes: int
-    first_stage: NDArray[np.int64]
-    holds: NDArray[np.bool_]
     peak_stages: NDArray[np.float64]
+
+
+def num_stages(variant: Variant, ranks: int) -> int:
+    """Return the stages, from a step of one micro-batch where that can be: one with too many is not built for more.
+
+    Raises:
+        UsageError: the schedule cannot take so many ranks.
+    """
+    if not SCHEDULES[variant.schedule].searched:  # the order of one micro-batch takes a search too
+        with suppress(UsageError):
+            return variant.build(ranks, 1).num_stages
+    return traits(variant, ranks).num_stages
 
 
 @lru_cache(maxsize=_CACHED)
@@ -116,9 +131,12 @@ def traits(variant: Variant, ranks: int) -> Traits:
         UsageError: the schedule cannot take so many ranks.
     """
     try:
-        return _traits(variant.build(ranks, ranks))
+        schedule = variant.build(ranks, ranks)
     except UsageError:  # some need twice as many
-        return _traits(variant.build(ranks, 2 * ranks))
+        schedule = variant.build(ranks, 2 * ranks)
+    # An order that is searched joins I and W by the number of micro-batches.
+    splits = SCHEDULES[variant.schedule].searched or bool((schedule.table.kind == Kind.I).any())
+    return _traits(schedule, whole=not splits)
 
 
 @lru_cache(maxsize=_CACHED)
@@ -145,7 +163,6 @@ def skeleton(variant: Variant, ranks: int, microbatches: int) -> Skeleton:
         one,
         paths=base.paths + times * (one.paths - base.paths),
         hops=base.hops + times * (one.hops - base.hops),
-        microbatches=microbatches,
         peak_stages=held + times * more,
     )
 
@@ -155,17 +172,9 @@ def _of(schedule: Schedule) -> Skeleton:
     for ratio in _RATIOS:
         timeline = simulate(schedule, _costs(schedule.num_stages, ratio), compiled=True)
         found.append(counted_path(schedule, timeline, _HOP))
-    placement = schedule.placement
-    holds = np.zeros((placement.num_ranks, placement.num_stages), np.bool_)
-    for route in placement.routes:
-        holds[route, range(placement.num_stages)] = True
     return Skeleton(
         paths=np.array([path for path, _ in found]),
         hops=np.array([hops for _, hops in found], np.float64),
-        microbatches=schedule.num_microbatches,
-        routes=len(placement.routes),
-        first_stage=holds.argmax(axis=1),
-        holds=holds,
         peak_stages=_peak_stages(schedule),
     )
 
@@ -175,19 +184,31 @@ def _peak_stages(schedule: Schedule) -> NDArray[np.float64]:
     return np.array(peak_activations(schedule)) * schedule.num_stages / schedule.num_ranks
 
 
-def _traits(schedule: Schedule) -> Traits:
+def _traits(schedule: Schedule, *, whole: bool) -> Traits:
     placement = schedule.placement
     starts = [min(route.index(rank) for route in placement.routes) for rank in range(placement.num_ranks)]
     late = min(_stages(placement, rank) for rank, start in enumerate(starts) if start == max(starts))
+    stages = range(placement.num_stages)
+    holds = np.zeros((placement.num_ranks, placement.num_stages), np.bool_)
+    hops_before = np.full(placement.num_ranks, placement.num_stages)
+    routes = np.array(placement.routes)
+    sent = np.pad((np.diff(routes) != 0).cumsum(axis=1), ((0, 0), (1, 0)))  # [route, stage], messages before it
+    for ranks, before in zip(routes, sent, strict=True):
+        holds[ranks, stages] = True
+        np.minimum.at(hops_before, ranks, before)
     return Traits(
         num_stages=placement.num_stages,
         routes=len(placement.routes),
         fill=max(starts),
         late=late,
-        whole=bool((schedule.table.kind == Kind.B).any()),
+        whole=whole,
         microbatches=schedule.num_microbatches,
         ranks=_rank_kinds(schedule),
         holders=holders(placement),
+        holds=holds,
+        first_stage=holds.argmax(axis=1),
+        hops_before=hops_before,
+        hops=int(sent[:, -1].min()),
     )
 
 
