@@ -64,7 +64,7 @@ def test_a_run_says_what_it_is(trained, folder):
     assert re.fullmatch(r"step 1  MLM 4\.\d+, NSP 0\.\d+, gradient norm \S+, [\d,]+ tokens/s, idle [\d.]+%", lines[8])
     assert sum(line.startswith("saved ") for line in lines) == 2
     assert re.match(r"held-out MLM loss 4\.\d+ at step 0, \d\.\d+ at step 4: \d\.\d+ nats (below|above)", lines[-4])
-    assert re.fullmatch(r"[\d.]+% of [\d.]+ s in steps that stand.*; first step after [\d.]+ s", lines[-3])
+    assert re.fullmatch(r"[\d.]+% of .+ in steps that stand.*; first step after .+", lines[-3])
     assert re.fullmatch(rf"4 steps, [\d.]+ s of training; files in {folder / 'trained'}", lines[-2])
     assert lines[-1] == f"newest checkpoint {folder / 'trained' / 'checkpoints' / 'step-00000004'}"
 

@@ -199,20 +199,21 @@ def test_gradients_in_single_precision_equal_one_process(ranks, schedule, p, d, 
 
 
 @pytest.mark.parametrize(
-    ("schedule", "d", "t", "model"),
+    ("schedule", "d", "t", "model", "steps"),
     [
-        ("chimera-1-concatenate", 1, 1, "bert"),
-        pytest.param("zb-h1", 1, 2, "gpt-cut", marks=pytest.mark.long),
-        pytest.param("1f1b", 2, 1, "bert", marks=pytest.mark.long),
+        ("chimera-1-concatenate", 1, 1, "bert", 20),
+        pytest.param("chimera-1-concatenate", 1, 1, "bert", 50, marks=pytest.mark.long),
+        pytest.param("zb-h1", 1, 2, "gpt-cut", 50, marks=pytest.mark.long),
+        pytest.param("1f1b", 2, 1, "bert", 50, marks=pytest.mark.long),
     ],
 )
-def test_losses_in_single_precision_stay_with_one_process(ranks, schedule, d, t, model):
-    """Over 50 steps the fp32 loss leaves the serial fp32 loss by at most 1e-4, while it falls."""
+def test_losses_in_single_precision_stay_with_one_process(ranks, schedule, d, t, model, *, steps):
+    """Over many steps the fp32 loss leaves the serial fp32 loss by at most 1e-4, while it falls."""
     choices = {"model": model, "recompute": "none", "reduce": "eager-opt", "shard": d > 1, "t": t, "sequence": t > 1}
     case = sized({"schedule": schedule, "p": 2, "d": d, "m": "2p+1", **choices})
-    histories = ranks.run(2 * d * t, runtime_cases.train, {**case, "dtype": "float32"}, 50, timeout_s=120.0)
+    histories = ranks.run(2 * d * t, runtime_cases.train, {**case, "dtype": "float32"}, steps, timeout_s=120.0)
     num_microbatches = make_schedule(schedule, 2, case["m"]).num_microbatches * d
-    serial = [step["loss"] for step in serial_history(model, num_microbatches, 50, torch.float32)]
+    serial = [step["loss"] for step in serial_history(model, num_microbatches, steps, torch.float32)]
     for history in histories:
         assert max(relative_error(a["loss"], b) for a, b in zip(history, serial, strict=True)) <= 1e-4
-    assert serial[-1] < 0.95 * serial[0]
+    assert serial[-1] < (1 - 0.001 * steps) * serial[0]

@@ -157,7 +157,7 @@ def test_a_bi_encoder_has_no_files_at_transformers(folder, tmp_path):
 # Compiled blocks
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.long if f == "t5" else ()) for f in FAMILIES])
 def test_compiled_blocks_compute_the_same(folder, family):
     """Traced forward and backward with dropout give the plain run's loss and gradients, in a split schedule too."""
     config = config_of(folder, family)
