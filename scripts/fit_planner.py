@@ -54,7 +54,7 @@ OF_TABLE = {
 }
 UNSEEN = ("zero-bubble", "chimera")
 PROFILED = "single-node"
-"""Its times are sums of profiled kernels, without noise: they tell exactly what an update takes."""
+"""Its times are sums of profiled kernels, without noise: what an update takes can be read off them."""
 MOST_RUNS = "megatron-deepspeed"
 """Has 88 measured runs on clusters; code bases that were not measured take its matrix factor."""
 RESAMPLES = 8

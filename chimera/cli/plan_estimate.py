@@ -12,7 +12,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from chimera.cli.options import FileOption, Flag
-from chimera.cli.plan_options import LayoutOptions, software_option
+from chimera.cli.plan_options import LayoutOptions, MachineOptions, software_option
 from chimera.cli.terminal import console, print_table, print_wrapped
 from chimera.errors import UsageError
 from chimera.ir.costs_file import read_costs
@@ -20,7 +20,7 @@ from chimera.plan.closed import ModelTimes
 from chimera.plan.estimate import Estimate
 from chimera.plan.estimating import estimate
 from chimera.plan.hardware import Cluster
-from chimera.plan.hardware_file import read_device, read_software
+from chimera.plan.hardware_file import read_software
 from chimera.plan.layout import Layout
 from chimera.plan.planning import DEFAULT_SOFTWARE
 from chimera.plan.recorded import layers_of_stages
@@ -31,12 +31,12 @@ from chimera.plan.stages import StagedLayout
 __all__ = ["plan_estimate"]
 
 _Count = Annotated[int | None, arg(constructor=int, metavar="N", help_behavior_hint="")]
-_Rate = Annotated[float | None, arg(constructor=float, metavar="X", help_behavior_hint="")]
 _GIB = 2**30
 
 
 def plan_estimate(
     spread: LayoutOptions,
+    machine: MachineOptions,
     *,
     hidden: int,
     layers: int,
@@ -50,10 +50,6 @@ def plan_estimate(
     untied: Flag = False,
     encoder_layers: int = 0,
     gpus: _Count = None,
-    device: str = "a100-80",
-    nodes_of: _Count = None,
-    network: _Rate = None,
-    adapters: _Count = None,
     software: software_option = DEFAULT_SOFTWARE,
     costs: FileOption = None,
     json: Flag = False,
@@ -66,6 +62,7 @@ def plan_estimate(
 
     Args:
         spread: how the model runs
+        machine: what it runs on
         hidden: width h of the model
         layers: blocks; for t5 those of the decoder
         heads: attention heads
@@ -78,11 +75,6 @@ def plan_estimate(
         untied: the head has a matrix of its own
         encoder_layers: blocks of a t5 encoder
         gpus: devices (default: tensor × pipeline × data)
-        device: a device's name, or a FILE.json
-        nodes_of: devices of one node (default: as many as the device's own link joins)
-        network: GB/s that all devices of a node together send to other nodes (default: the device's usual machine)
-        adapters: network adapters of a node; fewer than its devices where they share them (default: the device's usual
-            machine)
         software: a code base's name, or a FILE.json
         costs: a costs FILE of a run of this layout (seconds per stage) in place of modelled times
         json: print a JSON document instead
@@ -102,13 +94,7 @@ def plan_estimate(
     )
     layout = spread.resolve(gpus)
     count = layout.num_devices if gpus is None else gpus
-    cluster = Cluster.of(
-        read_device(device),
-        count,
-        node_size=nodes_of,
-        network_bytes_per_s=None if network is None else network * 1e9,
-        adapters=adapters,
-    )
+    cluster = machine.of(count)
     code = read_software(software)
     made = estimate(
         shape,

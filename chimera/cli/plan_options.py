@@ -16,7 +16,7 @@ from chimera.plan.layout import Layout, Recompute
 from chimera.plan.search.space import SearchSpace
 from chimera.plan.shape import require_size
 
-__all__ = ["ClusterOptions", "LayoutOptions", "SpaceOptions", "software_option"]
+__all__ = ["ClusterOptions", "LayoutOptions", "MachineOptions", "SpaceOptions", "software_option"]
 
 _Count = Annotated[int | None, arg(constructor=int, metavar="N", help_behavior_hint="")]
 _Amount = Annotated[str | None, arg(constructor=str, metavar="X", help_behavior_hint="")]
@@ -32,12 +32,10 @@ software_option = Annotated[str, arg(metavar="NAME|FILE")]
 _Value = TypeVar("_Value")
 
 
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    """Where the model runs."""
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """What the machines are like."""
 
-    gpus: Annotated[int, arg(metavar="N")]
-    """devices"""
     device: Annotated[str, arg(metavar="NAME|FILE")] = "a100-80"
     """a device's name, or a FILE.json"""
     memory: _Amount = None
@@ -49,8 +47,8 @@ class _Cluster:
     adapters: _Count = None
     """network adapters of a node; fewer than its devices where they share them (default: the device's usual machine)"""
 
-    def resolve(self) -> Cluster:
-        """Return the cluster.
+    def of(self, devices: int) -> Cluster:
+        """Return a cluster of such machines.
 
         Raises:
             UsageError: an unknown device, an amount that is no memory, or nodes that are not whole.
@@ -60,11 +58,23 @@ class _Cluster:
             device = replace(device, memory_bytes=_bytes(self.memory))
         return Cluster.of(
             device,
-            self.gpus,
+            devices,
             node_size=self.nodes_of,
             network_bytes_per_s=None if self.network is None else self.network * 1e9,
             adapters=self.adapters,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cluster(_Machine):
+    """Where the model runs."""
+
+    gpus: Annotated[int, arg(metavar="N")]
+    """devices"""
+
+    def resolve(self) -> Cluster:
+        """Return the cluster; see ``of``."""
+        return self.of(self.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,5 +227,6 @@ def _only(value: _Value | None) -> tuple[_Value, ...] | None:
 
 
 ClusterOptions = OmitArgPrefixes[_Cluster]
+MachineOptions = OmitArgPrefixes[_Machine]
 LayoutOptions = OmitArgPrefixes[_Layout]
 SpaceOptions = OmitArgPrefixes[_Space]

@@ -46,7 +46,7 @@ _MOST: Final = {"matrix_efficiency": 0.95, "memory_efficiency": 0.95, "network_e
 
 SOFTWARE_STARTS: Final[Mapping[str, tuple[float, str]]] = {
     "matrix_factor": (1.0, "ratio to the device's products"),
-    "hop_factor": (2.0, "hops that one hop between chunks holds up its rank"),
+    "hop_factor": (2.0, "messages that one message holds up the pipeline"),
     "unaligned_penalty": (2.4, "ratio of products with an odd width to aligned ones"),
 }
 """The same for the constants of a code base."""

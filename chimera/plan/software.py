@@ -35,7 +35,7 @@ class Software:
         message_bytes_per_s: what messages between stages reach, where they take their bytes over one given rate
             whatever the links are; None where the links decide.
         constants: fitted: ``matrix_factor``, how fast its products are against the device's calibration; at most one
-            more of ``hop_factor``, how long a blocking hop between chunks takes, and ``unaligned_penalty``.
+            more of ``hop_factor``, how long a message holds up the pipeline, in messages, and ``unaligned_penalty``.
         sources: where the facts come from.
     """
 

@@ -91,7 +91,7 @@ def test_interleaving_gains_less_the_larger_the_batch():
     assert gains[-1] == pytest.approx(147 / 136, rel=0.05)
 
 
-def test_recomputation_is_needed_once_the_pipeline_is_full():
+def test_memory_without_recomputation_grows_until_the_pipeline_is_full():
     """Megatron, figure 17: 145B, (t, p) = (8, 16): activations without recomputation grow with B until B = p."""
     shape = ModelShape(family="gpt", hidden=12288, layers=80, heads=96, vocab=51200, seq=2048)
     pricing = ModelPricing(shape, a100(128), read_software("megatron-2021"))
